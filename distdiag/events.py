@@ -1,0 +1,398 @@
+"""The records of a per-rank log: one schema for writing, for validated reading and for the documentation.
+
+Every line of a log is one JSON object whose ``kind`` names one of the structs below. Times are
+nanoseconds of the process's monotonic clock; the header holds the pair that maps them to wall time.
+Absent is not zero: a field that was not known is left out.
+"""
+
+from typing import Any, ClassVar
+
+import msgspec
+
+SCHEMA = "distdiag.log/1"
+
+Frames = list[str]
+"""User frames from the outermost to the innermost, each written ``file:line function``."""
+
+Shape = list[int]
+
+
+class Event(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, tag_field="kind"):
+    """Base of all records; ``KEPT`` kinds outlive the size cap of a log, the others may be dropped."""
+
+    KEPT: ClassVar[bool] = False
+
+
+class Header(Event, kw_only=True, tag="header"):
+    """First record of every segment: who wrote it, with what, and how its clock maps to wall time."""
+
+    KEPT: ClassVar[bool] = True
+    schema: str
+    run: str
+    """The same on all ranks of one launch, as far as the launcher's variables tell."""
+    attempt: int
+    rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+    host: str
+    pid: int
+    segment: int = 0
+    device: str = "cpu"
+    script: str | None = None
+    versions: dict[str, str] = {}
+    wall_ns: int
+    monotonic_ns: int
+    stall_after_seconds: float
+    max_bytes: int
+    shipped_from: str | None = None
+    """Node-local directory the log was shipped from, when the log directory is on a network file system."""
+    settings: dict[str, str] = {}
+
+
+class Group(Event, kw_only=True, tag="group"):
+    """A process group as this rank knows it."""
+
+    KEPT: ClassVar[bool] = True
+    group: str
+    """Name that c10d gave it; only with the members is it the same group on two ranks."""
+    description: str = ""
+    ranks: list[int]
+    """Global ranks, in group order."""
+    backend: str
+    timeout_seconds: float | None = None
+    """The timeout in force; it is not inherited from the default group."""
+    sequence: int = 0
+    """Collectives this group had already run when recording began."""
+    time_ns: int
+
+
+class Path(Event, kw_only=True, tag="path"):
+    """An interned call site: the path of user frames that led to a call."""
+
+    path: int
+    frames: Frames
+
+
+class Signature(Event, kw_only=True, tag="signature"):
+    """What does not change between calls of one kind."""
+
+    signature: int
+    group: str
+    op: str
+    """``all_reduce``, ``all_gather_into_tensor``, ``send`` …, without namespace and underscores."""
+    p2p: bool = False
+    dtype: str | None = None
+    shapes: list[Shape] = []
+    """Shapes of the tensors that exist on every rank: the input, or the buffer of an in-place op."""
+    output_shapes: list[Shape] = []
+    """Shapes of the outputs where they differ from the inputs (gathers, scatters, all_to_all)."""
+    size_bytes: int = 0
+    """Bytes of the tensors in ``shapes``."""
+    reduce_op: str | None = None
+    root: int | None = None
+    """Global rank of the root."""
+    peer: int | None = None
+    """Global rank of the other side of a send or receive; None for any source."""
+    tag: int | None = None
+    input_splits: list[int] = []
+    output_splits: list[int] = []
+    path: int
+    module: str | None = None
+    """FSDP unit, DDP bucket or other module that the call works for."""
+    thread: str = "MainThread"
+    device: str = "cpu"
+    agree: int
+    """32-bit digest of what has to be equal on all members; it feeds the chain hash."""
+
+
+class Call(Event, kw_only=True, tag="call"):
+    """A collective or point-to-point operation was issued; written before it starts."""
+
+    call: int
+    """Number of the call in this process, from 1."""
+    signature: int
+    seq: int
+    """Number in its group as c10d counts, from 1; collectives and point-to-point apart."""
+    step: int
+    forwards: int = 0
+    """Root forwards begun in this step."""
+    backwards: int = 0
+    """Backwards begun in this step."""
+    phase: str = ""
+    start_ns: int
+    chain: int = 0
+    """Running 32-bit hash over the digests of this group's calls up to and including this one."""
+    path_chain: int = 0
+    """The same over the call sites, which need not agree between healthy ranks."""
+    coalesced: int | None = None
+    """The same number on all members of one coalesced batch."""
+    contended: bool = False
+    """Another thread of this process had an unfinished call in flight on this group."""
+    captured: bool = False
+    """Issued while a CUDA graph was being captured: it did not run."""
+    handling: str | None = None
+    """Type of an exception that was being handled when the call was made."""
+
+
+class Done(Event, kw_only=True, tag="done"):
+    """A call ended, well or not."""
+
+    call: int
+    end_ns: int
+    clock: str
+    """How the end is known: ``wait``, ``poll`` or ``device``."""
+    wait_start_ns: int | None = None
+    """When somebody began to wait for it, where that was later than the issue."""
+    arrive_ns: int | None = None
+    """Device time at which the rank's own work reached the collective (CUDA only)."""
+    duration_ns: int | None = None
+    """Device time from start to end, where the backend measured it."""
+    failed: bool = False
+    error: str | None = None
+
+
+class Step(Event, kw_only=True, tag="step"):
+    """One training step. A second record of the same step adds facts or rollups to the first."""
+
+    KEPT: ClassVar[bool] = True
+    step: int
+    start_ns: int | None = None
+    end_ns: int | None = None
+    data_ns: int | None = None
+    forward_ns: int | None = None
+    backward_ns: int | None = None
+    optimizer_ns: int | None = None
+    forwards: int | None = None
+    backwards: int | None = None
+    calls: int | None = None
+    """Number of the last call issued in this step."""
+    cpu_ns: int | None = None
+    """CPU time the process used since the step began."""
+    facts: dict[str, Any] = {}
+    """What the user said with ``distdiag.step``: tokens, samples, loss, lr, grad_norm …"""
+    rollups: dict[str, dict[str, int]] = {}
+    """By ``group/op``: calls, bytes, duration_ns, wait_ns. Whole steps only."""
+
+
+class Phase(Event, kw_only=True, tag="phase"):
+    """Begin or end of a phase; a phase without an end is where the rank is."""
+
+    KEPT: ClassVar[bool] = True
+    phase: str
+    """The user's name, or ``init_process_group``, ``new_group``, ``destroy_process_group``."""
+    edge: str
+    """``begin`` or ``end``."""
+    number: int
+    """The same on the two edges of one phase."""
+    time_ns: int
+    step: int = 0
+    path: int | None = None
+    thread: str = "MainThread"
+    index: int | None = None
+    """For ``new_group``: how many groups this rank asked for before."""
+    ranks: list[int] | None = None
+    """For ``new_group``: the members asked for."""
+    timeout_seconds: float | None = None
+    local: bool = False
+    """For ``new_group``: made with local synchronisation, so other ranks need not ask for it."""
+    failed: bool = False
+
+
+class Batch(Event, kw_only=True, tag="batch"):
+    """A batch was asked of a data loader (begin) and came (end)."""
+
+    batch: int
+    """Batches this loader gave before, over all its epochs."""
+    edge: str
+    time_ns: int
+    step: int = 0
+    path: int | None = None
+    loader: int = 0
+    """Number of the loader's iterator in this process."""
+    exhausted: bool = False
+    samples: int | None = None
+
+
+class Memory(Event, kw_only=True, tag="memory"):
+    """Memory of this process and its limits, in bytes."""
+
+    time_ns: int
+    step: int = 0
+    rss_bytes: int | None = None
+    cgroup_bytes: int | None = None
+    cgroup_limit_bytes: int | None = None
+    host_available_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    device_bytes: int | None = None
+    alloc_retries: int | None = None
+    ooms: int | None = None
+
+
+class Numerics(Event, kw_only=True, tag="numerics"):
+    """Loss, gradient norm and non-finite flags of a step."""
+
+    KEPT: ClassVar[bool] = True
+    step: int
+    time_ns: int
+    loss: float | str | None = None
+    grad_norm: float | str | None = None
+    loss_scale: float | None = None
+    checksum: int | None = None
+
+
+class ThreadStack(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+    """Stack of one thread."""
+
+    thread: str
+    frames: Frames
+    """All frames, library frames too, from the outermost to the innermost."""
+
+
+class Stack(Event, kw_only=True, tag="stack"):
+    """Stacks of this process, taken by itself."""
+
+    KEPT: ClassVar[bool] = True
+    time_ns: int
+    reason: str
+    """``stall``, ``request`` or ``fault``."""
+    source: str
+    """``py-spy`` or ``python``."""
+    threads: list[ThreadStack]
+    stalled_seconds: float | None = None
+
+
+class Fault(Event, kw_only=True, tag="fault"):
+    """An exception, an out-of-memory error, a signal or the end of the process."""
+
+    KEPT: ClassVar[bool] = True
+    fault: str
+    """``exception``, ``out-of-memory``, ``signal`` or ``exit``."""
+    time_ns: int
+    step: int = 0
+    type: str | None = None
+    """Type of the exception, with module; name of the signal."""
+    message: str | None = None
+    where: str | None = None
+    """Exceptions: ``uncaught``, ``thread`` or ``raised`` (seen at construction, perhaps caught later).
+    Exits: ``interpreter`` (orderly), ``os._exit`` or ``uninstall``."""
+    thread: str = "MainThread"
+    path: int | None = None
+    frames: Frames = []
+    """User frames of the traceback, outermost first."""
+    causes: list[str] = []
+    """``type: message`` of the exceptions in the ``__context__`` chain, nearest first."""
+    code: int | None = None
+
+
+class GarbageCollection(Event, kw_only=True, tag="gc"):
+    """A garbage collection that paused the process noticeably."""
+
+    time_ns: int
+    duration_ns: int
+    generation: int
+    step: int = 0
+
+
+class Compile(Event, kw_only=True, tag="compile"):
+    """A compilation of the training code."""
+
+    time_ns: int
+    duration_ns: int
+    step: int = 0
+    what: str | None = None
+
+
+class Decision(Event, kw_only=True, tag="decision"):
+    """A rank-local decision of the user's code, said with ``distdiag.decision``."""
+
+    KEPT: ClassVar[bool] = True
+    name: str
+    value: Any
+    time_ns: int
+    step: int = 0
+    path: int | None = None
+
+
+class Pulse(Event, kw_only=True, tag="pulse"):
+    """Sign of life from a thread of its own: where the main thread is now."""
+
+    time_ns: int
+    step: int
+    phase: str = ""
+    path: int | None = None
+    """User frames of the main thread."""
+    activity: str | None = None
+    """What the main thread's whole stack says it is doing: ``data-loading``, ``checkpoint`` or ``compile``."""
+    waiting: list[int] = []
+    """Calls that some thread of this process is waiting for."""
+    calls: int = 0
+    """Number of the last call issued."""
+    cpu_ns: int | None = None
+    """CPU time of the process so far."""
+    rss_bytes: int | None = None
+    stall_after_seconds: float | None = None
+    """The stall limit in force for the present phase."""
+
+
+class Dropped(Event, kw_only=True, tag="dropped"):
+    """Records that are no longer, or never were, in the log."""
+
+    KEPT: ClassVar[bool] = True
+    time_ns: int
+    reason: str
+    """``cap`` (old detail made room) or ``no-space`` (the disk was full)."""
+    records: int
+    segment: int | None = None
+    """Segment whose detail was dropped; its kept records stand before this one."""
+    calls: list[int] = []
+    """First and last number of the calls dropped."""
+
+
+Record = (
+    Header
+    | Group
+    | Path
+    | Signature
+    | Call
+    | Done
+    | Step
+    | Phase
+    | Batch
+    | Memory
+    | Numerics
+    | Stack
+    | Fault
+    | GarbageCollection
+    | Compile
+    | Decision
+    | Pulse
+    | Dropped
+)
+
+EVENTS: tuple[type[Event], ...] = Record.__args__
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
+
+
+def encode(event: Event) -> bytes:
+    """Return the line of a log that holds ``event``, with its newline."""
+    return _encoder.encode(event) + b"\n"
+
+
+def decode(line: bytes) -> Record:
+    """Return the record that a line holds; raise ``msgspec.ValidationError`` or ``DecodeError`` otherwise."""
+    return _decoder.decode(line)
+
+
+def kind_of(event: type[Event]) -> str:
+    """Return the ``kind`` under which a struct is written."""
+    return str(event.__struct_config__.tag)
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of a log line."""
+    return msgspec.json.schema(Record)

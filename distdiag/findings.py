@@ -1,0 +1,108 @@
+"""What analysis returns: findings, the verdict chosen from them, and the report that holds both."""
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SCHEMA = "distdiag.report/1"
+
+
+class Severity(enum.StrEnum):
+    """How grave a finding is; a verdict is the first finding of at least ``WARNING``."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class Confidence(enum.StrEnum):
+    """How sure a finding is; the reasons stand in its evidence."""
+
+    HIGH = "high"
+    MEDIUM = "medium"
+    LOW = "low"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One problem: a sentence with subject, measurement and comparison, and what it rests on."""
+
+    code: str
+    name: str
+    severity: Severity
+    summary: str
+    culprits: tuple[int, ...] = ()
+    """Ranks whose behaviour is the origin; empty when it is a tie or nobody's fault."""
+    victims: tuple[int, ...] = ()
+    """Ranks that only wait."""
+    group: str | None = None
+    seq: int | None = None
+    op: str | None = None
+    step: int | None = None
+    site: str | None = None
+    """``file:line`` of the culprit's first divergent act, at the fork line of its path."""
+    sites: Mapping[int, str] = field(default_factory=dict)
+    """``file:line`` where each rank was."""
+    cause: str | None = None
+    confidence: Confidence = Confidence.HIGH
+    evidence: tuple[str, ...] = ()
+    action: tuple[str, ...] = ()
+    """What somebody can do now, imperative, most useful first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The gravest finding, or ``healthy``; fields as in ``Finding``."""
+
+    name: str
+    summary: str
+    code: str | None = None
+    culprits: tuple[int, ...] = ()
+    victims: tuple[int, ...] = ()
+    group: str | None = None
+    seq: int | None = None
+    op: str | None = None
+    step: int | None = None
+    site: str | None = None
+    sites: Mapping[int, str] = field(default_factory=dict)
+    cause: str | None = None
+    confidence: Confidence = Confidence.HIGH
+    evidence: tuple[str, ...] = ()
+    next_steps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """The last thing known of one rank."""
+
+    rank: int
+    step: int | None
+    phase: str | None
+    where: str | None
+    """``file:line function`` of the deepest user frame."""
+    doing: str
+    """``all_reduce 7 of group 0``, ``data loading`` or how it ended."""
+    since_seconds: float | None
+    """How long before the newest record of the run it came there."""
+    last: str | None
+    """The last call that completed: ``all_reduce 6, train.py:90``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Everything that reporters render."""
+
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    positions: tuple[Position, ...]
+    triage: Mapping[str, str]
+    """Question of the triage, in order, to its answer or to why these logs cannot answer it."""
+    performance: Mapping[str, Any]
+    data_quality: Mapping[str, Any]
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """Return the report as the versioned JSON contract: lists sorted and never null."""
+    return {"schema": SCHEMA, **dataclasses.asdict(report)}
