@@ -383,6 +383,11 @@ def encode(event: Event) -> bytes:
     return _encoder.encode(event) + b"\n"
 
 
+def encode_text(text: str) -> str:
+    """Return a JSON string, for the records that are put together from prepared pieces."""
+    return _encoder.encode(text).decode()
+
+
 def decode(line: bytes) -> Record:
     """Return the record that a line holds; raise ``msgspec.ValidationError`` or ``DecodeError`` otherwise."""
     return _decoder.decode(line)

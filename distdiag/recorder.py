@@ -1,0 +1,235 @@
+"""What hooks record through: the journal of this process and where it is in its training loop."""
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path as FilePath
+from typing import Any
+
+from distdiag import events
+from distdiag.callsites import CallSites, Site
+from distdiag.journal import Journal, log_name
+from distdiag.settings import (
+    ATTEMPT_VARIABLES,
+    LOCAL_RANK_VARIABLES,
+    RANK_VARIABLES,
+    WORLD_SIZE_VARIABLES,
+    Settings,
+    logged_settings,
+    run_name,
+    whole_number,
+)
+
+MAX_FLIGHTS = 4096
+"""Calls without a known end that are kept in mind; some backends never report completion."""
+
+
+class GroupState:
+    """What this process knows of one process group."""
+
+    __slots__ = ("chain", "collectives", "event", "last_call", "last_thread", "p2p", "path_chain", "ranks", "segment")
+
+    def __init__(self, event: events.Group) -> None:
+        self.event = event
+        self.ranks = event.ranks
+        self.collectives = event.sequence
+        self.p2p = 0
+        self.chain = 0
+        self.path_chain = 0
+        self.last_thread = 0
+        self.last_call = 0
+        self.segment = -1
+
+
+class Flight:
+    """A call whose end is not known yet."""
+
+    __slots__ = ("call", "sequence", "signature", "start_ns", "step", "thread", "wait_start_ns", "work")
+
+    def __init__(self, call: int, signature: "Interned", step: int, start_ns: int, thread: int, sequence: int) -> None:
+        self.call = call
+        self.signature = signature
+        self.step = step
+        self.start_ns = start_ns
+        self.thread = thread
+        self.sequence = sequence
+        self.wait_start_ns = 0
+        self.work: Any = None
+
+
+class Interned:
+    """A signature that was written once, with the piece of text that its calls share."""
+
+    __slots__ = ("digest", "event", "rollup", "segment", "text")
+
+    def __init__(self, event: events.Signature) -> None:
+        self.event = event
+        self.digest = event.agree
+        self.text = f'"signature":{event.signature},'
+        self.rollup = f"{event.group}/{event.op}"
+        self.segment = -1
+
+
+class Recorder:
+    """The state of recording in one process; hooks call it, it writes to the journal.
+
+    Attributes that hooks read and set directly are plain, because they are read on every collective.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.pid = os.getpid()
+        self.rank = whole_number(RANK_VARIABLES)
+        self.world_size = whole_number(WORLD_SIZE_VARIABLES)
+        self.main_thread = threading.main_thread().ident or 0
+        self.sites = CallSites()
+        self.flights: dict[int, Flight] = {}
+        self.ended: deque[tuple[Flight, int, str, str | None]] = deque(maxlen=16 * MAX_FLIGHTS)
+        self.modules: dict[int, str] = {}
+        self.calls = 0
+        self.signatures = 0
+        self.step = self.forwards = self.backwards = 0
+        self.phase = ""
+        self.user_phases: list[str] = []
+        self.open_phases = 0
+        self.context = ""
+        self.backward_site: Site | None = None
+        self.progress = 0
+        """Grows with every sign of progress that is not a call; the stall rule watches it."""
+        self._phase_number = 0
+        self._wall = (time.time_ns(), time.monotonic_ns())
+        self.journal = Journal(
+            settings.directory,
+            stem=log_name(self.rank),
+            attempt=whole_number(ATTEMPT_VARIABLES),
+            header=self._header,
+            max_bytes=settings.max_bytes,
+        )
+        self.set_context()
+
+    # ---- writing ----------------------------------------------------------------------------------------------
+    def write(self, event: events.Event) -> None:
+        """Append one record; never on the path of a collective."""
+        self.journal.append(events.encode(event))
+
+    def path_number(self, site: Site | None) -> int | None:
+        """Return the number under which a site stands in the present segment, writing it if it does not yet."""
+        if site is None or site is self.sites.nowhere:
+            return None
+        segment = self.journal.segment
+        if site.segment != segment:
+            site.segment = segment
+            self.write(events.Path(path=site.number, frames=site.frames))
+            if self.journal.segment != segment:  # the write itself began a new segment
+                site.segment = self.journal.segment
+        return site.number
+
+    def here(self) -> int | None:
+        """Return the path number of the caller's user frames."""
+        return self.path_number(self.sites.at(sys._getframe(1)))
+
+    # ---- where the loop is --------------------------------------------------------------------------------------
+    def set_context(self) -> None:
+        """Renew the text that all calls share until the loop moves on."""
+        phase = self.user_phases[-1] if self.user_phases else self.phase
+        self.context = (
+            f'"step":{self.step},"forwards":{self.forwards},"backwards":{self.backwards},'
+            f'"phase":{events.encode_text(phase)},"start_ns":'
+        )
+        self.progress += 1
+
+    def enter(self, phase: str) -> None:
+        """Note that the loop came to an inferred phase: ``data``, ``forward``, ``backward`` or ``optimizer``."""
+        if phase != self.phase:
+            self.phase = phase
+            self.set_context()
+
+    def begin_phase(self, phase: str, **facts: Any) -> events.Phase:
+        """Write the begin of a phase and return the record that ``end_phase`` wants."""
+        self._phase_number += 1
+        begun = events.Phase(
+            phase=phase,
+            edge="begin",
+            number=self._phase_number,
+            time_ns=time.monotonic_ns(),
+            step=self.step,
+            thread=threading.current_thread().name,
+            path=self.here(),
+            **facts,
+        )
+        self.open_phases += 1
+        self.write(begun)
+        return begun
+
+    def end_phase(self, begun: events.Phase, *, failed: bool = False) -> None:
+        """Write the end of a phase."""
+        self.open_phases -= 1
+        self.progress += 1
+        self.write(
+            events.Phase(
+                phase=begun.phase,
+                edge="end",
+                number=begun.number,
+                time_ns=time.monotonic_ns(),
+                step=self.step,
+                thread=begun.thread,
+                failed=failed,
+            )
+        )
+
+    # ---- identity -----------------------------------------------------------------------------------------------
+    def learn_rank(self, rank: int, world_size: int) -> None:
+        """Take the rank from the default group where the launcher's variables did not tell it."""
+        if self.rank is None:
+            self.rank, self.world_size = rank, world_size
+            self.journal.rename(log_name(rank))
+            self.journal.append(self._header(self.journal.segment))
+
+    def beside(self, ending: str) -> FilePath:
+        """Return the path of a file that belongs to this process's log."""
+        path = self.journal.path
+        stem = log_name(self.rank) + (f".attempt{self.journal.attempt}" if self.journal.attempt else "")
+        return path.with_name(stem + ending)
+
+    def _header(self, segment: int) -> bytes:
+        wall_ns, monotonic_ns = self._wall
+        shipped_from = self.journal.shipped_from
+        return events.encode(
+            events.Header(
+                schema=events.SCHEMA,
+                run=run_name(),
+                attempt=self.journal.attempt,
+                rank=self.rank,
+                local_rank=whole_number(LOCAL_RANK_VARIABLES),
+                world_size=self.world_size,
+                host=socket.gethostname(),
+                pid=self.pid,
+                segment=segment,
+                device=_device(),
+                script=sys.argv[0] if sys.argv else None,
+                versions=_versions(),
+                wall_ns=wall_ns,
+                monotonic_ns=monotonic_ns,
+                stall_after_seconds=self.settings.stall_after_seconds,
+                max_bytes=self.settings.max_bytes,
+                shipped_from=str(shipped_from) if shipped_from else None,
+                settings=logged_settings(),
+            )
+        )
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": sys.version.split()[0]}
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        versions["torch"] = str(getattr(torch, "__version__", "unknown"))
+    return versions
+
+
+def _device() -> str:
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    return "cuda" if cuda is not None and cuda.is_available() else "cpu"
