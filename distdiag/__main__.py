@@ -1,0 +1,23 @@
+"""Entry point of ``distdiag`` and of ``python -m distdiag``.
+
+``distdiag run`` becomes the training process, which never pays for the libraries of the command line,
+so it is told apart here, before they are imported.
+"""
+
+import sys
+
+
+def main() -> None:
+    """Run a script with recording on, or hand over to the command line."""
+    if sys.argv[1:2] == ["run"]:
+        from distdiag.commands import run
+
+        run.main(sys.argv[2:])
+    else:
+        from distdiag import cli
+
+        cli.main()
+
+
+if __name__ == "__main__":
+    main()

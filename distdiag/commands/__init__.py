@@ -1,0 +1,1 @@
+"""Commands: each parses, calls one function, renders and exits."""

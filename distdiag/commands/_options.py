@@ -1,0 +1,38 @@
+"""Options that several commands share, declared once."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from distdiag.reporters import REPORTERS
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+DEFAULT_DIRECTORY = "distdiag_logs"
+
+
+def logs_argument(function: Command) -> Command:
+    """Add the folder of logs that a command reads; without it, where recording writes by default."""
+    return click.argument(
+        "logs", type=click.Path(path_type=Path), envvar="DISTDIAG_DIR", default=DEFAULT_DIRECTORY, metavar="[LOGS]"
+    )(function)
+
+
+def report_options(function: Command) -> Command:
+    """Add the form of a report and where it goes."""
+    function = click.option(
+        "--output",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Write the report there instead of to the terminal.",
+    )(function)
+    return click.option(
+        "--format",
+        "form",
+        type=click.Choice(tuple(REPORTERS)),
+        default="text",
+        show_default=True,
+        help="text for people, json (distdiag.report/1) for machines.",
+    )(function)

@@ -1,0 +1,77 @@
+"""How ranks, durations and verdicts are written for people."""
+
+from collections.abc import Iterable
+
+HEADLINES = {
+    "healthy": "HEALTHY",
+    "insufficient-evidence": "CANNOT TELL",
+    "rank-died": "DIED",
+    "late-rank": "LATE",
+    "out-of-memory": "OUT OF MEMORY",
+    "op-mismatch": "DIVERGED",
+    "shape-mismatch": "DIVERGED",
+    "dtype-mismatch": "DIVERGED",
+    "split-mismatch": "DIVERGED",
+    "root-mismatch": "DIVERGED",
+    "sequence-divergence": "DIVERGED",
+    "group-mismatch": "DIVERGED",
+    "uneven-batches": "DIVERGED",
+    "skipped-steps": "DIVERGED",
+}
+"""What happened in a word, where a finding is not like the rest of its family."""
+
+FAMILIES = {
+    "DD1": "INCOMPLETE",
+    "DD2": "SLOW",
+    "DD3": "STUCK",
+    "DD4": "MEMORY",
+    "DD5": "SILENTLY WRONG",
+    "DD6": "SILENTLY WRONG",
+    "DD7": "CHECKPOINT",
+}
+
+COLOURS = {"HEALTHY": "bold green", "SLOW": "bold yellow", "INCOMPLETE": "bold yellow", "CANNOT TELL": "bold yellow"}
+
+
+def headline(name: str, code: str | None) -> str:
+    """Return the word that a verdict begins with."""
+    return HEADLINES.get(name) or FAMILIES.get((code or "")[:3], "FOUND")
+
+
+def colour(word: str) -> str:
+    """Return the style of that word."""
+    return COLOURS.get(word, "bold red")
+
+
+def fold(ranks: Iterable[int]) -> str:
+    """Write ranks as ranges: ``0-2,5``."""
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Write ``rank 5`` or ``ranks 0-2,5``."""
+    wanted = set(ranks)
+    return f"rank{'s' if len(wanted) != 1 else ''} {fold(wanted)}"
+
+
+def duration(seconds: float) -> str:
+    """Write a duration in the unit that a person would choose."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 1000:
+        return f"{seconds:.1f} s"
+    if seconds < 3 * 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def basename(place: str) -> str:
+    """Write ``/long/path/train.py:12 main`` as ``train.py:12 main``."""
+    path, colon, rest = place.partition(":")
+    return f"{path.rsplit('/', 1)[-1]}{colon}{rest}"

@@ -1,0 +1,149 @@
+"""The report for people: the verdict first, then who, where and since when, then what to do."""
+
+from collections.abc import Iterable, Mapping
+from typing import TextIO
+
+from distdiag.findings import Finding, Position, Report, Verdict
+from distdiag.reporters import _terminal, _words
+from distdiag.reporters._lines import BLANK, Line, Span, hang, hang_all, plain, table, wrap
+
+LABEL = 15
+"""Width of the labels that stand before a paragraph."""
+MOST_ROWS = 12
+"""Rows of ranks that are shown: more than that is no longer seen at a glance."""
+LEAST_HEADLINE = 60
+"""Columns that the code of the finding must leave to the headline's first line."""
+
+
+def render(report: Report, out: TextIO) -> None:
+    """Write ``report`` in the width of the terminal, in colour where there is one."""
+    width, height = _terminal.size(out)
+    _terminal.write(compose(report, width=width, height=height), out)
+
+
+def compose(report: Report, *, width: int, height: int) -> list[Line]:
+    """Return the lines of ``report``; the verdict is said again at the end if it has scrolled away by then."""
+    top = _verdict(report, width)
+    if report.verdict.name == "healthy":
+        return top + _others(report, width)
+    blocks = (
+        _ranks(report.positions, report.verdict, width),
+        _why(report.verdict, width),
+        hang_all("Do next", report.verdict.next_steps, indent=LABEL, width=width, numbered=True),
+        _others(report, width),
+        _triage(report.triage, width),
+    )
+    lines = list(top)
+    for block in filter(None, blocks):
+        lines += [BLANK, *block]
+    if len(lines) >= height:
+        lines += [BLANK, *_headline(report.verdict, width)]
+    return lines
+
+
+def _headline(verdict: Verdict, width: int) -> list[Line]:
+    """The word, the first sentence and, at the right, the code of the finding."""
+    word = _words.headline(verdict.name, verdict.code)
+    label = f"{verdict.code} {verdict.name}" if verdict.code else ""
+    indent = len(word) + 2
+    sentence = _sentences(verdict.summary)[0]
+    beside = width - indent - len(label) - 2 >= LEAST_HEADLINE
+    lines = hang(
+        word, sentence, indent=indent, width=width - (len(label) + 2 if beside else 0), label_style=_words.colour(word)
+    )
+    if label and beside:
+        room = width - len(plain(lines[0])) - len(label)
+        lines[0] = (*lines[0], Span(" " * room), Span(label, "dim"))
+    elif label:
+        lines.append((Span(" " * indent), Span(label, "dim")))
+    return lines
+
+
+def _verdict(report: Report, width: int) -> list[Line]:
+    verdict = report.verdict
+    lines = _headline(verdict, width)
+    indent = len(_words.headline(verdict.name, verdict.code)) + 2
+    for sentence in _sentences(verdict.summary)[1:]:
+        lines += hang("", sentence, indent=indent, width=width)
+    return lines + hang("", f"confidence {verdict.confidence}", indent=indent, width=width, style="dim")
+
+
+def _sentences(summary: str) -> list[str]:
+    """The lines of a summary; its first is the headline."""
+    return [line.strip() for line in summary.splitlines() if line.strip()] or [""]
+
+
+def _ranks(positions: Iterable[Position], verdict: Verdict, width: int) -> list[Line]:
+    """One row for all ranks that are at the same place: who, where, since when; the culprits come first."""
+    alike: dict[tuple[str, ...], list[Position]] = {}
+    for position in sorted(positions, key=lambda each: (each.rank not in verdict.culprits, each.rank)):
+        culprit = str(position.rank in verdict.culprits)
+        step = "" if position.step is None else str(position.step)
+        where = _words.basename(position.where or "")
+        key = (culprit, step, position.phase or "", where, position.doing, position.last or "")
+        alike.setdefault(key, []).append(position)
+    if not alike:
+        return []
+    rows: list[tuple[str, ...]] = [("ranks", "step", "phase", "where it is", "doing", "since")]
+    rows += [(_words.fold(each.rank for each in same), *key[1:5], _since(same)) for key, same in alike.items()]
+    styles = ["dim"] + ["bold" if key[0] == "True" else "" for key in alike]
+    last = ["", *(f"last: {_words.basename(key[5])}" if key[5] else "" for key in alike)]
+    return _with_last(rows[: MOST_ROWS + 1], styles, last, width) + _left_out(len(alike))
+
+
+def _with_last(rows: list[tuple[str, ...]], styles: list[str], last: list[str], width: int) -> list[Line]:
+    """The last completed call stands at the end of a row, or below it where there is no room."""
+    styles, last = styles[: len(rows)], last[: len(rows)]
+    beside = [(*row, text) for row, text in zip(rows, last, strict=True)]
+    natural = table(beside, indent=2, width=10_000, styles=styles)
+    if max(len(plain(line)) for line in natural) <= width:
+        return natural
+    lines: list[Line] = []
+    for line, text in zip(table(rows, indent=2, width=width, styles=styles), last, strict=True):
+        lines.append(line)
+        if text:
+            lines.append((Span(" " * 4), Span(text, "dim")))
+    return lines
+
+
+def _left_out(rows: int) -> list[Line]:
+    if rows <= MOST_ROWS:
+        return []
+    return [(Span(f"  and {rows - MOST_ROWS} more places: --format json has them all", "dim"),)]
+
+
+def _since(positions: Iterable[Position]) -> str:
+    known = [each.since_seconds for each in positions if each.since_seconds is not None]
+    return _words.duration(max(known)) if known else ""
+
+
+def _why(verdict: Verdict, width: int) -> list[Line]:
+    lines = hang_all("Evidence", verdict.evidence, indent=LABEL, width=width)
+    places: dict[str, list[int]] = {}
+    for rank, site in verdict.sites.items():
+        places.setdefault(site, []).append(rank)
+    if verdict.site and verdict.site not in places:
+        places = {verdict.site: list(verdict.culprits), **places}
+    sites = [f"{site}  {_words.name_ranks(ranks)}" if ranks else site for site, ranks in places.items()]
+    sites.sort(key=lambda line: not line.startswith(f"{verdict.site} "))
+    return lines + hang_all("Look at", sites, indent=LABEL, width=width)
+
+
+def _others(report: Report, width: int) -> list[Line]:
+    verdict = report.verdict
+    others = [each for each in report.findings if (each.code, each.summary) != (verdict.code, verdict.summary)]
+    return hang_all("Also found", map(_one_line, others), indent=LABEL, width=width)
+
+
+def _one_line(finding: Finding) -> str:
+    return f"{finding.code} {finding.name}: {' '.join(_sentences(finding.summary))}"
+
+
+def _triage(triage: Mapping[str, str], width: int) -> list[Line]:
+    """The questions that people who hunt such failures ask, in their order, with what the logs answer."""
+    lines: list[Line] = []
+    for question, answer in triage.items():
+        lines.append((Span(question, "bold"),))
+        for line in wrap(answer, width - 2):
+            lines.append((Span("  "), Span(line)))
+    return lines
