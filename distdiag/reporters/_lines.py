@@ -42,13 +42,14 @@ def hang(label: str, text: str, *, indent: int, width: int, label_style: str = "
 
 
 def hang_all(label: str, texts: Iterable[str], *, indent: int, width: int, numbered: bool = False) -> list[Line]:
-    """Hang several texts below one label, each behind a dash or its number."""
+    """Hang several texts below one label; the later lines of each stand further in, or behind its number."""
     lines: list[Line] = []
     for number, text in enumerate(texts, start=1):
-        mark = f"{number}  " if numbered else "-  "
-        first, *rest = wrap(text, width - indent - len(mark))
+        mark = f"{number}  " if numbered else ""
+        further = " " * (indent + (len(mark) or 2))
+        first, *rest = wrap(text, width - len(further))
         lines.append((Span(f"{label:<{indent}}", "bold"), Span(mark, "dim"), Span(first)))
-        lines += [(Span(" " * (indent + len(mark))), Span(line)) for line in rest]
+        lines += [(Span(further), Span(line)) for line in rest]
         label = ""
     return lines
 

@@ -11,6 +11,7 @@ LABEL = 15
 """Width of the labels that stand before a paragraph."""
 MOST_ROWS = 12
 """Rows of ranks that are shown: more than that is no longer seen at a glance."""
+UNBOUNDED = 10_000
 LEAST_HEADLINE = 60
 """Columns that the code of the finding must leave to the headline's first line."""
 
@@ -28,7 +29,7 @@ def compose(report: Report, *, width: int, height: int) -> list[Line]:
         return top + _others(report, width)
     blocks = (
         _ranks(report.positions, report.verdict, width),
-        _why(report.verdict, width),
+        _before(report.positions, width) + _why(report.verdict, width),
         hang_all("Do next", report.verdict.next_steps, indent=LABEL, width=width, numbered=True),
         _others(report, width),
         _triage(report.triage, width),
@@ -77,33 +78,21 @@ def _ranks(positions: Iterable[Position], verdict: Verdict, width: int) -> list[
     """One row for all ranks that are at the same place: who, where, since when; the culprits come first."""
     alike: dict[tuple[str, ...], list[Position]] = {}
     for position in sorted(positions, key=lambda each: (each.rank not in verdict.culprits, each.rank)):
-        culprit = str(position.rank in verdict.culprits)
         step = "" if position.step is None else str(position.step)
-        where = _words.basename(position.where or "")
-        key = (culprit, step, position.phase or "", where, position.doing, position.last or "")
-        alike.setdefault(key, []).append(position)
+        place = (step, position.phase or "", _words.basename(position.where or ""), position.doing)
+        style = "bold" if position.rank in verdict.culprits else ""
+        alike.setdefault((style, *place), []).append(position)
     if not alike:
         return []
     rows: list[tuple[str, ...]] = [("ranks", "step", "phase", "where it is", "doing", "since")]
-    rows += [(_words.fold(each.rank for each in same), *key[1:5], _since(same)) for key, same in alike.items()]
-    styles = ["dim"] + ["bold" if key[0] == "True" else "" for key in alike]
-    last = ["", *(f"last: {_words.basename(key[5])}" if key[5] else "" for key in alike)]
-    return _with_last(rows[: MOST_ROWS + 1], styles, last, width) + _left_out(len(alike))
-
-
-def _with_last(rows: list[tuple[str, ...]], styles: list[str], last: list[str], width: int) -> list[Line]:
-    """The last completed call stands at the end of a row, or below it where there is no room."""
-    styles, last = styles[: len(rows)], last[: len(rows)]
-    beside = [(*row, text) for row, text in zip(rows, last, strict=True)]
-    natural = table(beside, indent=2, width=10_000, styles=styles)
-    if max(len(plain(line)) for line in natural) <= width:
-        return natural
-    lines: list[Line] = []
-    for line, text in zip(table(rows, indent=2, width=width, styles=styles), last, strict=True):
-        lines.append(line)
-        if text:
-            lines.append((Span(" " * 4), Span(text, "dim")))
-    return lines
+    rows += [(_words.fold(each.rank for each in same), *place, _since(same)) for (_, *place), same in alike.items()]
+    styles = ["dim", *(style for style, *_ in alike)]
+    rows, styles = rows[: MOST_ROWS + 1], styles[: MOST_ROWS + 1]
+    lines = table(rows, indent=2, width=UNBOUNDED, styles=styles)
+    if max(len(plain(line)) for line in lines) > width:  # the name of the function is what can be spared first
+        rows[1:] = [(*row[:3], row[3].split(" ")[0], *row[4:]) for row in rows[1:]]
+        lines = table(rows, indent=2, width=width, styles=styles)
+    return lines + _left_out(len(alike))
 
 
 def _left_out(rows: int) -> list[Line]:
@@ -115,6 +104,19 @@ def _left_out(rows: int) -> list[Line]:
 def _since(positions: Iterable[Position]) -> str:
     known = [each.since_seconds for each in positions if each.since_seconds is not None]
     return _words.duration(max(known)) if known else ""
+
+
+def _before(positions: Iterable[Position], width: int) -> list[Line]:
+    last: dict[str, list[int]] = {}
+    for position in positions:
+        if position.last:
+            last.setdefault(_words.basename(position.last), []).append(position.rank)
+    shown = [f"{_words.name_ranks(ranks)} completed {call}" for call, ranks in sorted(last.items(), key=_first_rank)]
+    return hang_all("Before that", shown[:MOST_ROWS], indent=LABEL, width=width)
+
+
+def _first_rank(call: tuple[str, list[int]]) -> int:
+    return min(call[1])
 
 
 def _why(verdict: Verdict, width: int) -> list[Line]:
