@@ -1,0 +1,154 @@
+"""Declared columns of a run's frames, and how records become frames."""
+
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from distdiag import events
+
+TIMES = frozenset({"time_ns", "start_ns", "end_ns", "wait_start_ns", "arrive_ns"})
+"""Columns that hold a moment, which frames give on the run's one clock; all other ``_ns`` are durations."""
+
+_DTYPES: dict[Any, tuple[str, str]] = {
+    int: ("int64", "Int64"),
+    float: ("float64", "float64"),
+    bool: ("bool", "boolean"),
+}
+
+CALL_COLUMNS: Mapping[str, str] = {
+    "rank": "int64",
+    "call": "int64",
+    "group": "category",
+    "group_key": "category",
+    "members": "object",
+    "op": "category",
+    "p2p": "bool",
+    "seq": "int64",
+    "step": "int64",
+    "forwards": "int64",
+    "backwards": "int64",
+    "phase": "category",
+    "start_ns": "int64",
+    "end_ns": "Int64",
+    "clock": "object",
+    "wait_start_ns": "Int64",
+    "arrive_ns": "Int64",
+    "duration_ns": "Int64",
+    "failed": "bool",
+    "error": "object",
+    "chain": "int64",
+    "path_chain": "int64",
+    "agree": "int64",
+    "dtype": "object",
+    "shapes": "object",
+    "output_shapes": "object",
+    "numel": "int64",
+    "size_bytes": "int64",
+    "reduce_op": "object",
+    "root": "Int64",
+    "peer": "Int64",
+    "tag": "Int64",
+    "input_splits": "object",
+    "output_splits": "object",
+    "path": "int64",
+    "module": "object",
+    "thread": "category",
+    "device": "category",
+    "coalesced": "Int64",
+    "contended": "bool",
+    "captured": "bool",
+    "handling": "object",
+}
+"""``object`` columns hold ``None`` for an absent value and tuples for lists; ``category`` ones are never absent."""
+
+CRASH_COLUMNS: Mapping[str, str] = {"rank": "int64", "kind": "object", "thread": "object", "frames": "object"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """A record and the rank whose log it stands in."""
+
+    rank: int
+    record: events.Event
+
+
+def columns_of(kind: type[events.Event]) -> dict[str, str]:
+    """Return the columns of a kind's frame and their dtypes, ``rank`` first."""
+    fields = {field.name: _dtype_of(field.type) for field in msgspec.structs.fields(kind)}
+    return {"rank": "int64"} | {name: dtype for name, dtype in fields.items() if name != "rank"}
+
+
+def frame(columns: Mapping[str, str], values: Mapping[str, Any]) -> pd.DataFrame:
+    """Return a frame of exactly the declared columns and dtypes; a missing or surplus column is a ``KeyError``."""
+    surplus = values.keys() - columns.keys()
+    if surplus:
+        raise KeyError(sorted(surplus))
+    series = {name: _series(values[name], dtype) for name, dtype in columns.items()}
+    return pd.DataFrame(series)
+
+
+def empty(columns: Mapping[str, str]) -> pd.DataFrame:
+    """Return a frame without rows."""
+    return frame(columns, {name: [] for name in columns})
+
+
+def frame_of(
+    kind: type[events.Event],
+    ranked: Sequence[Ranked],
+    paths: Mapping[tuple[int, int], int],
+    offsets: Mapping[int, int],
+) -> pd.DataFrame:
+    """Return the frame of the records of one kind, their paths made global and their times put on one clock.
+
+    ``paths`` maps (rank, path number) to the run's path id; ``offsets`` holds what to add to a rank's clock.
+    """
+    columns = columns_of(kind)
+    values: dict[str, Iterable[Any]] = {"rank": [item.rank for item in ranked]}
+    for name in columns:
+        if name == "rank":
+            continue
+        plain = [getattr(item.record, name) for item in ranked]
+        if name == "path":
+            plain = [None if p is None else paths.get((i.rank, p), 0) for i, p in zip(ranked, plain, strict=True)]
+        elif name in TIMES:
+            plain = [None if t is None else t + offsets[i.rank] for i, t in zip(ranked, plain, strict=True)]
+        values[name] = plain
+    return frame(columns, values)
+
+
+def frozen(value: Any) -> Any:
+    """Return a value with its lists made tuples, so that it can be compared, grouped and not be changed."""
+    if isinstance(value, list):
+        return tuple(frozen(item) for item in value)
+    return value
+
+
+def objects(values: Iterable[Any]) -> "np.ndarray[Any, np.dtype[np.object_]]":
+    """Return an array of the values as they are, tuples included."""
+    listed = list(values)
+    array = np.empty(len(listed), dtype=object)
+    for position, value in enumerate(listed):
+        array[position] = frozen(value)
+    return array
+
+
+def _series(values: Any, dtype: str) -> "pd.Series[Any]":
+    if dtype == "object":
+        return pd.Series(values if isinstance(values, np.ndarray) else objects(values), dtype="object")
+    return pd.Series(values, dtype=dtype)
+
+
+def _dtype_of(annotation: Any) -> str:
+    optional = False
+    if isinstance(annotation, types.UnionType):
+        members = [member for member in typing.get_args(annotation) if member is not types.NoneType]
+        optional = len(members) < len(typing.get_args(annotation))
+        annotation = members[0] if len(members) == 1 else object
+    plain, nullable = _DTYPES.get(annotation, ("object", "object"))
+    return nullable if optional else plain

@@ -1,0 +1,116 @@
+"""The query engine: logs as Ibis tables on an embedded DuckDB, with the columns that the records declare."""
+
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import ibis
+import msgspec
+import pandas as pd
+
+from distdiag import events
+from distdiag.errors import DistdiagError
+
+FILE = "file"
+"""Column that every table has beside the record's own: position of the file in the list that was read."""
+MAX_LINE_BYTES = 64 << 20
+"""Longest line read; DuckDB's own default of 16 MiB is shorter than a segment may be."""
+
+_SCALARS: dict[Any, tuple[str, str]] = {
+    int: ("BIGINT", "int64"),
+    float: ("DOUBLE", "float64"),
+    bool: ("BOOLEAN", "boolean"),
+    str: ("VARCHAR", "string"),
+}
+_JSON = ("VARCHAR", "string")
+"""Nested and free values stay JSON text: analysis that needs them works on a few records, not on whole runs."""
+
+BULK: tuple[type[events.Event], ...] = (events.Call, events.Done)
+"""The kinds that make up nearly all of a log; all others are few enough to be decoded one by one."""
+
+
+class Engine:
+    """An in-memory database that reads logs where they lie."""
+
+    def __init__(self) -> None:
+        """Start the database; it lives as long as this object."""
+        self._ibis = ibis.duckdb.connect()
+
+    def read(self, files: Sequence[Path], kind: type[events.Event]) -> ibis.Table:
+        """Return the records of one kind as a lazy table; lines of other kinds and damaged lines are no rows.
+
+        Fields that a log leaves out hold their default, or NULL where that is None.
+        """
+        fields = msgspec.structs.fields(kind)
+        columns = {field.name: _types_of(field.type) for field in fields}
+        declared = ", ".join(f"{_name(name)}: '{sql}'" for name, (sql, _) in columns.items())
+        selected = ", ".join(_selected(field) for field in fields)
+        query = (
+            f"SELECT CAST(file_index AS BIGINT) AS {FILE}, {selected} "
+            f"FROM read_json({_list(files)}, columns = {{kind: 'VARCHAR', {declared}}}, {_OPTIONS}) "
+            f"WHERE kind = '{events.kind_of(kind)}'"
+        )
+        schema = {FILE: "int64"} | {name: type_ for name, (_, type_) in columns.items()}
+        return self._ibis.sql(query, schema=ibis.schema(schema))
+
+    def other_lines(self, files: Sequence[Path]) -> list[tuple[int, str | None]]:
+        """Return file and text of every line that is not of a bulk kind, None for a line that is no JSON."""
+        text = "CAST(json AS VARCHAR)"
+        bulk = " OR ".join(f'starts_with({text}, \'{{"kind":"{events.kind_of(kind)}"\')' for kind in BULK)
+        query = (
+            f"SELECT CAST(file_index AS BIGINT) AS {FILE}, {text} AS line "
+            f"FROM read_ndjson_objects({_list(files)}, {_OPTIONS}) WHERE json IS NULL OR NOT ({bulk})"
+        )
+        lines = self.arrow(self._ibis.sql(query, schema=ibis.schema({FILE: "int64", "line": "string"})))
+        return list(zip(lines[FILE].to_pylist(), lines["line"].to_pylist(), strict=True))
+
+    def arrow(self, table: ibis.Table) -> Any:
+        """Run an expression and return its rows as an Arrow table."""
+        try:
+            return table.to_pyarrow()
+        except duckdb.Error as error:
+            raise DistdiagError(
+                f"the logs cannot be read: {str(error).splitlines()[0]}", "are they being moved or deleted?"
+            ) from error
+
+    def frame(self, table: ibis.Table) -> pd.DataFrame:
+        """Run an expression and return its rows as a frame."""
+        frame: pd.DataFrame = self.arrow(table).to_pandas()
+        return frame
+
+
+_OPTIONS = (
+    "format = 'newline_delimited', ignore_errors = true, filename = true, "
+    f"maximum_object_size = {MAX_LINE_BYTES}, compression = 'uncompressed'"
+)
+
+
+def _types_of(annotation: Any) -> tuple[str, str]:
+    if isinstance(annotation, types.UnionType):
+        members = [member for member in typing.get_args(annotation) if member is not types.NoneType]
+        annotation = members[0] if len(members) == 1 else object
+    return _SCALARS.get(annotation, _JSON)
+
+
+def _selected(field: msgspec.structs.FieldInfo) -> str:
+    default = field.default
+    if isinstance(default, bool | int | float):
+        return f"coalesce({_name(field.name)}, {default!r}) AS {_name(field.name)}"
+    if isinstance(default, str):
+        return f"coalesce({_name(field.name)}, {_text(default)}) AS {_name(field.name)}"
+    return _name(field.name)
+
+
+def _name(name: str) -> str:
+    return f'"{name}"'
+
+
+def _text(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _list(files: Sequence[Path]) -> str:
+    return "[" + ", ".join(_text(str(file)) for file in files) + "]"
