@@ -8,8 +8,9 @@ import sys
 import traceback
 
 import distdiag
+from distdiag import settings
 from distdiag.commands import _program
-from distdiag.errors import DistdiagError, guard
+from distdiag.errors import DistdiagError
 
 USAGE = """%prog [OPTIONS] SCRIPT [ARGS]...
        %prog [OPTIONS] -m MODULE [ARGS]..."""
@@ -52,9 +53,13 @@ def _parse(arguments: list[str]) -> tuple[optparse.Values, list[str]]:
 
 
 def _start_recording(options: optparse.Values) -> None:
-    started = False
-    with guard("start recording"):
-        distdiag.install(options.dir, stall_after=options.stall_after, max_bytes=options.max_bytes)
-        started = True
-    if not started:
-        sys.stderr.write("distdiag: recording did not start, the script runs without it\n")
+    """Switch recording on; if that fails, training goes on without it."""
+    chosen = {"stall_after": options.stall_after, "max_bytes": options.max_bytes}
+    reason = "DISTDIAG_RAISE=1 shows why"
+    try:
+        settings.resolve(options.dir, **chosen)
+        distdiag.install(options.dir, **chosen)
+    except DistdiagError as error:
+        reason = error.message
+    if not distdiag.is_recording() and not settings.is_off():
+        sys.stderr.write(f"distdiag: nothing is recorded ({reason}); the script runs without it\n")
