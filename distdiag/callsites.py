@@ -12,7 +12,7 @@ MAX_FRAMES = 24
 MAX_USER_FRAMES = 6
 MAX_SITES = 20_000
 """Programs that compile code as they go would otherwise grow the tree for ever."""
-SKIPPED_MODULES = ("torch", "contextlib", "threading", "typing_extensions", "runpy", "functools")
+SKIPPED_PACKAGES = ("torch", "typing_extensions")
 OWN_FILES = (
     "hooks",
     "__init__.py",
@@ -45,7 +45,15 @@ class CallSites:
 
     def __init__(self) -> None:
         self._skipped: dict[str, bool] = {}
-        self._prefixes = _skipped_prefixes()
+        self._own = ("<", *_own_prefixes())
+        self._library = sysconfig.get_path("stdlib") + os.sep
+        self._packages = _package_folders()
+        self._skipped_packages = tuple(
+            os.path.join(folder, package) + end
+            for folder in self._packages
+            for package in SKIPPED_PACKAGES
+            for end in (os.sep, ".py")
+        )
         self._size = self._last = 0
         self.nowhere = self._root = Site(None, [], 0)
 
@@ -87,7 +95,12 @@ class CallSites:
         return child
 
     def _skip(self, filename: str) -> bool:
-        skip = self._skipped[filename] = filename.startswith(self._prefixes)
+        """Return whether a file is torch's, the standard library's (installed packages lie inside it) or our own."""
+        if filename.startswith(self._packages):
+            skip = filename.startswith((*self._skipped_packages, *self._own))
+        else:
+            skip = filename.startswith((self._library, *self._own))
+        self._skipped[filename] = skip
         return skip
 
     def user_frames(self, frames: list[tuple[str, int, str]]) -> list[str]:
@@ -101,19 +114,15 @@ def describe(frame: FrameType) -> str:
     return f"{code.co_filename}:{frame.f_lineno or 0} {code.co_name}"
 
 
-def _skipped_prefixes() -> tuple[str, ...]:
-    library = sysconfig.get_path("stdlib")
+def _package_folders() -> tuple[str, ...]:
     folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     loaded = sys.modules.get("torch")
     if loaded is not None and loaded.__file__:
         folders.add(os.path.dirname(os.path.dirname(loaded.__file__)))
-    prefixes = ["<"]
-    for module in SKIPPED_MODULES:
-        prefixes.append(os.path.join(library, module + ".py"))
-        prefixes.extend(os.path.join(folder, module) + end for folder in folders for end in (os.sep, ".py"))
+    return tuple(folder + os.sep for folder in sorted(folders))
+
+
+def _own_prefixes() -> set[str]:
     here = os.path.dirname(os.path.abspath(__file__))
-    for own in OWN_FILES:
-        path = os.path.join(here, own)
-        prefixes.append(path)
-        prefixes.append(os.path.realpath(path))
-    return tuple(prefixes)
+    named = [os.path.join(here, own) for own in OWN_FILES]
+    return {*named, *map(os.path.realpath, named)}

@@ -1,14 +1,19 @@
 """Errors meant for people, and the one guard that keeps distdiag's own errors out of a training job."""
 
-import contextlib
+import functools
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
+from types import TracebackType
+from typing import ParamSpec, TypeVar
 
 logger = logging.getLogger("distdiag")
 
 RAISE_OWN_ERRORS = "DISTDIAG_RAISE"
 """Environment variable that makes the guard re-raise; the test suite sets it."""
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
 class DistdiagError(Exception):
@@ -20,20 +25,49 @@ class DistdiagError(Exception):
         self.hint = hint
 
 
-@contextlib.contextmanager
-def guard(what: str) -> Iterator[None]:
+class guard:  # noqa: N801 - used like contextlib's lower-case context managers
     """Run own code inside somebody's training process: an error is logged, never raised.
 
-    ``what`` names the work for the log line. With ``DISTDIAG_RAISE`` set the error is re-raised.
+    ``what`` names the work for the log line. With ``DISTDIAG_RAISE`` set the error is raised after all.
     """
-    try:
-        yield
-    except Exception:
-        report_own_error(what)
+
+    __slots__ = ("_what",)
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        """Begin own code."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if kind is None or not issubclass(kind, Exception):
+            return False
+        return _contained(self._what)
 
 
-def report_own_error(what: str) -> None:
-    """Log the exception being handled as distdiag's own, or re-raise it under ``DISTDIAG_RAISE``."""
+def guarded(what: str, function: Callable[Parameters, Result]) -> Callable[Parameters, Result | None]:
+    """Return ``function`` behind the guard, for paths where a context manager would cost too much.
+
+    An error gives None.
+    """
+
+    @functools.wraps(function)
+    def contained(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result | None:
+        try:
+            return function(*args, **kwargs)
+        except Exception:
+            if not _contained(what):
+                raise
+            return None
+
+    return contained
+
+
+def _contained(what: str) -> bool:
+    """Log the exception being handled as distdiag's own; return whether it may be swallowed."""
     if os.environ.get(RAISE_OWN_ERRORS):
-        raise
+        return False
     logger.debug("distdiag could not %s", what, exc_info=True)
+    return True

@@ -231,6 +231,15 @@ class Memory(Event, kw_only=True, tag="memory"):
     ooms: int | None = None
 
 
+class Replay(Event, kw_only=True, tag="replay"):
+    """A CUDA graph was replayed: the calls captured in it run again, without records of their own."""
+
+    time_ns: int
+    step: int = 0
+    calls: list[int] = []
+    """First and last number of the calls it contains."""
+
+
 class Numerics(Event, kw_only=True, tag="numerics"):
     """Loss, gradient norm and non-finite flags of a step."""
 
@@ -362,6 +371,7 @@ Record = (
     | Phase
     | Batch
     | Memory
+    | Replay
     | Numerics
     | Stack
     | Fault

@@ -6,8 +6,9 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, TextIO
 
 from distdiag import events
 from distdiag.callsites import CallSites, Site
@@ -22,9 +23,13 @@ from distdiag.settings import (
     run_name,
     whole_number,
 )
+from distdiag.steps import Loop
 
 MAX_FLIGHTS = 4096
 """Calls without a known end that are kept in mind; some backends never report completion."""
+
+
+DEVICE_NODES = ("/dev/nvidiactl", "/dev/kfd")
 
 
 class GroupState:
@@ -63,11 +68,12 @@ class Flight:
 class Interned:
     """A signature that was written once, with the piece of text that its calls share."""
 
-    __slots__ = ("digest", "event", "rollup", "segment", "text")
+    __slots__ = ("digest", "event", "on_device", "rollup", "segment", "text")
 
     def __init__(self, event: events.Signature) -> None:
         self.event = event
         self.digest = event.agree
+        self.on_device = event.device != "cpu"
         self.text = f'"signature":{event.signature},'
         self.rollup = f"{event.group}/{event.op}"
         self.segment = -1
@@ -86,6 +92,9 @@ class Recorder:
         self.world_size = whole_number(WORLD_SIZE_VARIABLES)
         self.main_thread = threading.main_thread().ident or 0
         self.sites = CallSites()
+        self.groups: dict[Any, GroupState] = {}
+        self.coalescing: dict[Any, int] = {}
+        """Number of the open coalesced batch, by group."""
         self.flights: dict[int, Flight] = {}
         self.ended: deque[tuple[Flight, int, str, str | None]] = deque(maxlen=16 * MAX_FLIGHTS)
         self.modules: dict[int, str] = {}
@@ -94,11 +103,25 @@ class Recorder:
         self.step = self.forwards = self.backwards = 0
         self.phase = ""
         self.user_phases: list[str] = []
-        self.open_phases = 0
         self.context = ""
         self.backward_site: Site | None = None
         self.progress = 0
         """Grows with every sign of progress that is not a call; the stall rule watches it."""
+        self.flush: Callable[[], None] = lambda: None
+        """Writes the ends of calls noted so far; the hook that notes them sets it."""
+        self.poll: Callable[[], None] = lambda: None
+        """Looks for ends of calls that nobody waits for; likewise."""
+        self.sample_memory: Callable[[], None] = lambda: None
+        self.capturing = 0
+        """Number of the CUDA graph that is being captured, 0 if none is."""
+        self.note_arrival: Callable[[Flight, GroupState], None] = lambda flight, state: None
+        self.tend_device: Callable[[], None] = lambda: None
+        self.adopt_group: Callable[[Any, GroupState], None] = lambda group, state: None
+        self.exiting = False
+        """The interpreter is ending; set by the exit handler."""
+        self.crash_file: TextIO | None = None
+        """Where faulthandler writes, while it may."""
+        self.loop = Loop(self)
         self._phase_number = 0
         self._wall = (time.time_ns(), time.monotonic_ns())
         self.journal = Journal(
@@ -109,6 +132,8 @@ class Recorder:
             max_bytes=settings.max_bytes,
         )
         self.set_context()
+        # The first record opens the log: from here on this process is known to have started.
+        self.write(events.Pulse(time_ns=time.monotonic_ns(), step=0))
 
     # ---- writing ----------------------------------------------------------------------------------------------
     def write(self, event: events.Event) -> None:
@@ -135,10 +160,14 @@ class Recorder:
     def set_context(self) -> None:
         """Renew the text that all calls share until the loop moves on."""
         phase = self.user_phases[-1] if self.user_phases else self.phase
-        self.context = (
-            f'"step":{self.step},"forwards":{self.forwards},"backwards":{self.backwards},'
-            f'"phase":{events.encode_text(phase)},"start_ns":'
-        )
+        self.context = f'"step":{self.step},'
+        if self.forwards:
+            self.context += f'"forwards":{self.forwards},'
+        if self.backwards:
+            self.context += f'"backwards":{self.backwards},'
+        if phase:
+            self.context += f'"phase":{events.encode_text(phase)},'
+        self.context += '"start_ns":'
         self.progress += 1
 
     def enter(self, phase: str) -> None:
@@ -160,13 +189,11 @@ class Recorder:
             path=self.here(),
             **facts,
         )
-        self.open_phases += 1
         self.write(begun)
         return begun
 
     def end_phase(self, begun: events.Phase, *, failed: bool = False) -> None:
         """Write the end of a phase."""
-        self.open_phases -= 1
         self.progress += 1
         self.write(
             events.Phase(
@@ -178,6 +205,27 @@ class Recorder:
                 thread=begun.thread,
                 failed=failed,
             )
+        )
+
+    def enter_user_phase(self, name: str) -> events.Phase:
+        """Begin a phase that the user named; calls of the main thread carry it."""
+        begun = self.begin_phase(name)
+        if threading.get_ident() == self.main_thread:
+            self.user_phases.append(name)
+            self.set_context()
+        return begun
+
+    def leave_user_phase(self, begun: events.Phase, *, failed: bool) -> None:
+        """End a phase that the user named."""
+        if threading.get_ident() == self.main_thread and self.user_phases:
+            self.user_phases.pop()
+            self.set_context()
+        self.end_phase(begun, failed=failed)
+
+    def decide(self, name: str, value: Any) -> None:
+        """Write a decision of the user's code."""
+        self.write(
+            events.Decision(name=name, value=value, time_ns=time.monotonic_ns(), step=self.step, path=self.here())
         )
 
     # ---- identity -----------------------------------------------------------------------------------------------
@@ -230,6 +278,5 @@ def _versions() -> dict[str, str]:
 
 
 def _device() -> str:
-    torch = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)
-    return "cuda" if cuda is not None and cuda.is_available() else "cpu"
+    # Asking torch whether CUDA is available initialises the driver, and a forked loader worker would pay for it.
+    return "cuda" if any(os.path.exists(node) for node in DEVICE_NODES) else "cpu"

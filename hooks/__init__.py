@@ -1,0 +1,84 @@
+"""Hooks: each module here watches one surface of a library and records what it sees.
+
+A hook module has ``install(recorder) -> Undo``. To add one, write the module and name it in ``HOOKS``.
+"""
+
+if __name__ != "distdiag.hooks":
+    raise ImportError("these modules belong to distdiag: import distdiag.hooks")
+
+import atexit
+import os
+from typing import Protocol
+
+from distdiag.errors import guard
+from distdiag.hooks import (
+    autograd,
+    collectives,
+    completion,
+    cuda,
+    dataloader,
+    exceptions,
+    exits,
+    garbage,
+    groups,
+    memory,
+    modules,
+    optimizer,
+    pulse,
+)
+from distdiag.hooks._patch import Undo, together
+from distdiag.recorder import Recorder
+from distdiag.settings import Settings
+
+
+class Hook(Protocol):
+    """What a hook module has to have."""
+
+    __name__: str
+
+    def install(self, recorder: Recorder) -> Undo:
+        """Begin to watch; return what ends it without trace."""
+
+
+HOOKS: tuple[Hook, ...] = (
+    exits,
+    exceptions,
+    garbage,
+    memory,
+    groups,
+    cuda,
+    completion,
+    collectives,
+    modules,
+    autograd,
+    optimizer,
+    dataloader,
+    pulse,
+)
+
+
+class Installed:
+    """Everything that one ``install()`` put in place."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.recorder = Recorder(settings)
+        undos: list[Undo] = []
+        for hook in HOOKS:
+            with guard(f"install {hook.__name__}"):
+                undos.append(hook.install(self.recorder))
+        self._undo = together(undos)
+        # Hooks' threads must end before the interpreter does: as plain daemons they abort healthy exits.
+        atexit.register(self._leave)
+
+    def remove(self) -> None:
+        """Take every hook off and close the log; only the process that installed them can."""
+        atexit.unregister(self._leave)
+        if os.getpid() != self.recorder.pid:
+            return
+        with guard("remove the hooks"):
+            self._undo()
+        self.recorder.journal.close()
+
+    def _leave(self) -> None:
+        self.recorder.exiting = True
+        self.remove()

@@ -1,0 +1,31 @@
+"""Python kernels in front of a backend's own, where the dispatcher selects the backend."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from distdiag.hooks._patch import Undo
+
+Kernel = Callable[..., Any]
+
+BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+"""The keys that a call has still to pass when it goes on: intersect with the key set of the call."""
+
+
+def redispatch(namespace: str, name: str) -> Kernel | None:
+    """Return what sends a call of an operator on its way, None if this release lacks the operator.
+
+    It releases the interpreter lock while the operator blocks, unlike calling the backend's kernel by hand.
+    """
+    overload = getattr(getattr(getattr(torch.ops, namespace), name, None), "default", None)
+    return None if overload is None else overload._handle.redispatch_boxed
+
+
+def put_in_front(namespace: str, kernels: Mapping[str, Kernel]) -> Undo:
+    """Register kernels for operators on ``BackendSelect``; no existing kernel is overridden."""
+    make: Any = torch.library.Library
+    library = make(namespace, "IMPL")
+    for name, kernel in kernels.items():
+        library.impl(name, kernel, "BackendSelect", with_keyset=True)
+    return library._destroy  # type: ignore[no-any-return]

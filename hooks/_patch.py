@@ -1,0 +1,143 @@
+"""How hooks reach into other people's libraries: guarded, complete to undo, and only once they are loaded."""
+
+import functools
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, Protocol
+
+from distdiag.errors import guard
+
+Undo = Callable[[], None]
+
+_ABSENT = object()
+
+
+class Observer(Protocol):
+    """Watches calls of one function; neither method can reach the caller, whatever it does."""
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run before the call; what it returns comes back in ``after``."""
+
+    def after(self, token: Any, result: Any, error: type[BaseException] | None) -> None:
+        """Run after the call with its result, or with the type of the exception it raised."""
+
+
+def observe(owner: Any, name: str, observer: Observer) -> Undo:
+    """Wrap ``owner.name`` so that ``observer`` sees each call; return what takes the wrapper off again.
+
+    The original is called exactly once; its result and its exceptions pass through untouched, and the
+    wrapper keeps no reference to either.
+    """
+    original = getattr(owner, name)
+    watching = f"watch {name}"
+
+    @functools.wraps(original)
+    def observed(*args: Any, **kwargs: Any) -> Any:
+        token = None
+        with guard(watching):
+            token = observer.before(args, kwargs)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as error:
+            kind = type(error)
+            # the traceback holds this frame, and with it the arguments: tensors, perhaps
+            del args, kwargs, error
+            with guard(watching):
+                observer.after(token, None, kind)
+            raise
+        with guard(watching):
+            observer.after(token, result, None)
+        return result
+
+    return replace(owner, name, observed)
+
+
+def replace(owner: Any, name: str, substitute: Any) -> Undo:
+    """Set ``owner.name``; return what puts the original back, unless somebody else patched on top."""
+    held = vars(owner).get(name, _ABSENT)
+    setattr(owner, name, substitute)
+
+    def undo() -> None:
+        if vars(owner).get(name) is not substitute:
+            return  # somebody wrapped the wrapper: taking it out would break theirs
+        if held is _ABSENT:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, held)
+
+    return undo
+
+
+def together(undos: Sequence[Undo]) -> Undo:
+    """Return one undo that runs all of them, the last first."""
+
+    def undo() -> None:
+        for each in reversed(undos):
+            each()
+
+    return undo
+
+
+def when_imported(name: str, install: Callable[[ModuleType], Undo]) -> Undo:
+    """Run ``install`` with module ``name`` now if it is loaded, else right after somebody loads it.
+
+    distdiag must not load libraries that the job does not use: importing some of them takes seconds.
+    """
+    module = sys.modules.get(name)
+    if module is not None and not _is_loading(module):
+        return install(module)
+    finder = _Finder(name, install)
+    sys.meta_path.insert(0, finder)
+    return finder.undo
+
+
+def _is_loading(module: ModuleType) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Lets the import system find module ``name`` as ever and runs ``install`` when it has been executed."""
+
+    def __init__(self, name: str, install: Callable[[ModuleType], Undo]) -> None:
+        self._name = name
+        self._install = install
+        self._undo: Undo | None = None
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        self._forget()
+        for finder in list(sys.meta_path):
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                self._follow(spec)
+                return spec
+        return None
+
+    def _follow(self, spec: importlib.machinery.ModuleSpec) -> None:
+        loader = spec.loader
+        if loader is None:
+            return
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            with guard(f"watch {self._name}"):
+                self._undo = self._install(module)
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]  # this loader serves this module alone
+
+    def _forget(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def undo(self) -> None:
+        self._forget()
+        if self._undo is not None:
+            self._undo()
+            self._undo = None

@@ -1,0 +1,124 @@
+"""Watches exceptions: uncaught ones in any thread, and out-of-memory errors even where they are caught."""
+
+import builtins
+import sys
+import threading
+import time
+import traceback
+from types import ModuleType, TracebackType
+from typing import Any
+
+from distdiag import events
+from distdiag.errors import guard
+from distdiag.hooks._patch import Undo, replace, together, when_imported
+from distdiag.recorder import Recorder
+
+MAX_MESSAGE = 2000
+MAX_CAUSES = 8
+OWN_THREADS = "distdiag-"
+
+
+def install(recorder: Recorder) -> Undo:
+    """Record uncaught exceptions and the making of ``torch.OutOfMemoryError``."""
+    return together(
+        [
+            _watch_main(recorder),
+            _watch_threads(recorder),
+            when_imported("torch", lambda module: _watch_out_of_memory(recorder, module)),
+        ]
+    )
+
+
+def _watch_main(recorder: Recorder) -> Undo:
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        with guard("record an exception"):
+            if not issubclass(kind, KeyboardInterrupt):
+                record_exception(recorder, error, "uncaught")
+        before(kind, error, trace)
+
+    return replace(sys, "excepthook", hook)
+
+
+def _watch_threads(recorder: Recorder) -> Undo:
+    before = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        with guard("record an exception of a thread"):
+            name = args.thread.name if args.thread is not None else "unknown"
+            if args.exc_value is not None and not name.startswith(OWN_THREADS):
+                record_exception(recorder, args.exc_value, "thread", name)
+        before(args)
+
+    return replace(threading, "excepthook", hook)
+
+
+def _watch_out_of_memory(recorder: Recorder, torch: ModuleType) -> Undo:
+    kind = getattr(torch, "OutOfMemoryError", None)
+    if kind is None:
+        return lambda: None
+    initialise = kind.__init__
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands in for the method
+        initialise(self, *args, **kwargs)
+        with guard("record an out-of-memory error"):
+            recorder.flush()
+            recorder.write(
+                events.Fault(
+                    fault="out-of-memory",
+                    time_ns=time.monotonic_ns(),
+                    step=recorder.step,
+                    type=qualified(type(self)),
+                    message=str(self)[:MAX_MESSAGE],
+                    where="raised",
+                    thread=threading.current_thread().name,
+                    frames=recorder.sites.at(sys._getframe(1)).frames,
+                )
+            )
+            recorder.sample_memory()
+
+    return replace(kind, "__init__", __init__)
+
+
+def record_exception(recorder: Recorder, error: BaseException, where: str, thread: str = "MainThread") -> None:
+    """Write the fault record of an exception, with the user frames of its traceback."""
+    recorder.flush()
+    recorder.write(
+        events.Fault(
+            fault="out-of-memory" if _is_out_of_memory(error) else "exception",
+            time_ns=time.monotonic_ns(),
+            step=recorder.step,
+            type=qualified(type(error)),
+            message=str(error)[:MAX_MESSAGE],
+            where=where,
+            thread=thread,
+            frames=recorder.sites.user_frames(_frames(error.__traceback__)),
+            causes=_causes(error),
+        )
+    )
+
+
+def qualified(kind: type[BaseException]) -> str:
+    """Return the name of an exception's type, with its module unless it is built in."""
+    return kind.__qualname__ if kind.__module__ == builtins.__name__ else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+def _frames(trace: TracebackType | None) -> list[tuple[str, int, str]]:
+    return [(frame.f_code.co_filename, line or 0, frame.f_code.co_name) for frame, line in traceback.walk_tb(trace)]
+
+
+def _causes(error: BaseException) -> list[str]:
+    """Return the exceptions behind this one: a barrier in ``finally`` hides the error that led there."""
+    causes: list[str] = []
+    seen = {id(error)}
+    behind = error.__cause__ or error.__context__
+    while behind is not None and id(behind) not in seen and len(causes) < MAX_CAUSES:
+        seen.add(id(behind))
+        causes.append(f"{qualified(type(behind))}: {str(behind)[:MAX_MESSAGE]}")
+        behind = behind.__cause__ or behind.__context__
+    return causes

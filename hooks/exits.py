@@ -1,0 +1,68 @@
+"""Watches how the process ends: orderly, by ``os._exit``, by a fatal signal, or without a word."""
+
+import faulthandler
+import os
+import signal
+import sys
+import time
+from typing import NoReturn
+
+from distdiag import events
+from distdiag.errors import guard
+from distdiag.hooks._patch import Undo, replace, together
+from distdiag.recorder import Recorder
+
+CRASH_ENDING = ".crash.txt"
+
+
+def install(recorder: Recorder) -> Undo:
+    """Record the end of the process and let faulthandler write crashes beside the log."""
+    return together([_watch_interpreter_exit(recorder), _watch_hard_exit(recorder), _watch_signals(recorder)])
+
+
+def _watch_interpreter_exit(recorder: Recorder) -> Undo:
+    def leave() -> None:
+        # Undoing comes last: by ``uninstall``, or by atexit when the interpreter ends.
+        recorder.write(_exit("interpreter" if sys.is_finalizing() or recorder.exiting else "uninstall", None, recorder))
+
+    return leave
+
+
+def _watch_hard_exit(recorder: Recorder) -> Undo:
+    leave = os._exit
+
+    def _exit_recorded(status: int) -> NoReturn:
+        if os.getpid() == recorder.pid:
+            with guard("record os._exit"):
+                recorder.flush()
+                recorder.write(_exit("os._exit", status, recorder))
+                recorder.journal.close()
+        leave(status)
+
+    return replace(os, "_exit", _exit_recorded)
+
+
+def _watch_signals(recorder: Recorder) -> Undo:
+    """Let faulthandler tell SIGABRT and SIGSEGV from SIGKILL, and mark survivors that were torn down."""
+    owned_by_user = faulthandler.is_enabled()
+    path = recorder.beside(CRASH_ENDING)
+    file = open(path, "a")  # noqa: SIM115 - it has to stay open until the process is gone
+    recorder.crash_file = file
+    if not owned_by_user:
+        faulthandler.enable(file)
+    faulthandler.register(signal.SIGTERM, file, all_threads=False, chain=True)
+
+    def undo() -> None:
+        faulthandler.unregister(signal.SIGTERM)
+        if not owned_by_user:
+            faulthandler.disable()
+        recorder.crash_file = None
+        file.close()
+        if os.path.exists(path) and os.path.getsize(path) == 0:
+            os.unlink(path)
+
+    return undo
+
+
+def _exit(where: str, code: int | None, recorder: Recorder) -> events.Event:
+    return events.Fault(fault="exit", time_ns=time.monotonic_ns(), step=recorder.step, where=where, code=code)

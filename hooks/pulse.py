@@ -1,0 +1,142 @@
+"""A sign of life each second from a thread of its own: where the main thread is, and whether it still moves."""
+
+import faulthandler
+import sys
+import threading
+import time
+from types import FrameType
+
+import psutil
+
+from distdiag import events
+from distdiag.errors import guard
+from distdiag.hooks import stacks
+from distdiag.hooks._patch import Undo
+from distdiag.recorder import Recorder
+
+LONGEST_GAPS = 5.0
+"""A phase may be still for five times its longest gap so far before it counts as stalled."""
+WARM_UP_STEPS = 2
+"""Compilation, lazy connections and caches make the first steps' gaps no measure."""
+ACTIVITIES = (
+    ("data-loading", ("/torch/utils/data/",)),
+    ("checkpoint", ("/torch/distributed/checkpoint/", "/torch/serialization.py")),
+    ("compile", ("/torch/_dynamo/", "/torch/_inductor/", "/torch/_functorch/")),
+)
+MAX_WAITING = 16
+MAX_STACK_DEPTH = 200
+
+
+def install(recorder: Recorder) -> Undo:
+    """Start the pulse."""
+    pulse = Pulse(recorder)
+    pulse.start()
+    return pulse.stop
+
+
+class Pulse:
+    """The thread that writes pulses, notices stalls, takes stacks and tends the journal."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._process = psutil.Process()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="distdiag-pulse", daemon=True)
+        self._seen = (-1, -1)
+        self._moved_ns = time.monotonic_ns()
+        self._moved_in = ""
+        self._gaps: dict[str, int] = {}
+        self._reported = False
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread and join it."""
+        self._stopped.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=2.0)
+        if self._recorder.crash_file is not None:
+            faulthandler.cancel_dump_traceback_later()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._recorder.settings.pulse_seconds):
+            with guard("beat"):
+                self._beat()
+            with guard("tend device calls"):
+                self._recorder.tend_device()
+            with guard("tend the journal"):
+                self._recorder.journal.tick()
+
+    def _beat(self) -> None:
+        recorder = self._recorder
+        now = time.monotonic_ns()
+        limit_ns = self._limit_ns()
+        self._watch_progress(now)
+        frame = sys._current_frames().get(recorder.main_thread)
+        recorder.write(
+            events.Pulse(
+                time_ns=now,
+                step=recorder.step,
+                phase=recorder.user_phases[-1] if recorder.user_phases else recorder.phase,
+                path=recorder.path_number(recorder.sites.at(frame)),
+                activity=_activity(frame),
+                waiting=[f.call for f in list(recorder.flights.values()) if f.wait_start_ns][:MAX_WAITING],
+                calls=recorder.calls,
+                cpu_ns=time.process_time_ns(),
+                rss_bytes=self._process.memory_info().rss,
+                stall_after_seconds=limit_ns / 1e9,
+            )
+        )
+        del frame  # it would keep the main thread's locals alive until the next beat
+        if now - self._moved_ns > limit_ns and not self._reported and not recorder.user_phases:
+            self._reported = True
+            self._report_stall((now - self._moved_ns) / 1e9)
+        self._arm(limit_ns)
+
+    def _limit_ns(self) -> int:
+        """Return the stall limit of the present phase: one rule, here and for every reader of the log."""
+        floor = self._recorder.settings.stall_after_seconds * 1e9
+        return int(max(floor, LONGEST_GAPS * self._gaps.get(self._recorder.phase, 0)))
+
+    def _watch_progress(self, now: int) -> None:
+        recorder = self._recorder
+        seen = (recorder.calls, recorder.progress)
+        if seen == self._seen:
+            return
+        if recorder.step >= WARM_UP_STEPS and not self._reported:
+            self._gaps[self._moved_in] = max(self._gaps.get(self._moved_in, 0), now - self._moved_ns)
+        self._seen, self._moved_ns, self._moved_in, self._reported = seen, now, recorder.phase, False
+
+    def _report_stall(self, seconds: float) -> None:
+        source, threads = stacks.take(native=self._recorder.settings.native_stacks)
+        self._recorder.write(
+            events.Stack(
+                time_ns=time.monotonic_ns(),
+                reason="stall",
+                source=source,
+                threads=threads,
+                stalled_seconds=round(seconds, 3),
+            )
+        )
+
+    def _arm(self, limit_ns: int) -> None:
+        """Let faulthandler write stacks should this thread never run again because the GIL is held."""
+        file = self._recorder.crash_file
+        if file is not None:
+            faulthandler.dump_traceback_later(limit_ns / 1e9, file=file)
+
+
+def _activity(frame: FrameType | None) -> str | None:
+    """Return what a stack is busy with, by the innermost library frame that tells."""
+    for _ in range(MAX_STACK_DEPTH):
+        if frame is None:
+            return None
+        filename = frame.f_code.co_filename
+        for activity, marks in ACTIVITIES:
+            # A module body means that the library is being imported, not used.
+            if frame.f_code.co_name != "<module>" and any(mark in filename for mark in marks):
+                return activity
+        frame = frame.f_back
+    return None
