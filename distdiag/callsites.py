@@ -18,6 +18,7 @@ OWN_FILES = (
     "__init__.py",
     "__main__.py",
     "callsites.py",
+    "commands/_program.py",
     "commands/run.py",
     "errors.py",
     "journal.py",
