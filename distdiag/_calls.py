@@ -1,7 +1,7 @@
 """Calls, their signatures and their ends, joined into one frame with vector operations only."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +11,19 @@ import pandas as pd
 
 from distdiag import events
 from distdiag._frames import CALL_COLUMNS, TIMES, Ranked, frame, objects
+from distdiag._identity import Groups, Paths
 
 Integers = npt.NDArray[np.int64]
+Booleans = npt.NDArray[np.bool_]
 Objects = npt.NDArray[np.object_]
 
 UNKNOWN = "unknown"
 """Group and op of a call whose signature record is lost."""
 _RANK_SHIFT = 40
 """Bits left to numbers of calls and signatures in a key of rank and number."""
+_NOBODY = -1
 _NO_SIGNATURE = events.Signature(signature=-1, group=UNKNOWN, op=UNKNOWN, path=0, agree=0)
+_DONE_INTEGERS = ("end_ns", "wait_start_ns", "arrive_ns", "duration_ns")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,29 +35,30 @@ class Columns:
     arrow: Any
 
     def integers(self, name: str) -> Integers:
-        """Return a column that has no gaps as integers."""
-        values = np.asarray(self.arrow[name].to_numpy(), dtype=np.int64)
+        """Return a column as integers, 0 where it has a gap."""
+        column = self.arrow[name]
+        values = np.asarray((column.fill_null(0) if column.null_count else column).to_numpy(), dtype=np.int64)
         return values + self.offsets if name in TIMES else values
 
-    def nullable(self, name: str) -> tuple[Integers, npt.NDArray[np.bool_]]:
-        """Return a column's integers, 0 where it has a gap, and where the gaps are."""
+    def gaps(self, name: str) -> Booleans:
+        """Return where a column has gaps."""
         column = self.arrow[name]
         if not column.null_count:
-            return self.integers(name), np.zeros(len(column), dtype=bool)
-        values = np.asarray(column.fill_null(0).to_numpy(), dtype=np.int64)
-        return values + self.offsets if name in TIMES else values, np.asarray(column.is_null().to_numpy())
+            return np.zeros(len(column), dtype=bool)
+        return np.asarray(column.is_null().to_numpy(), dtype=bool)
 
-    def booleans(self, name: str) -> npt.NDArray[np.bool_]:
+    def booleans(self, name: str) -> Booleans:
         """Return a column of truth values."""
         return np.asarray(self.arrow[name].to_numpy(zero_copy_only=False), dtype=bool)
 
     def texts(self, name: str) -> tuple[Integers, list[str]]:
         """Return a text column as codes, -1 for a gap, and the texts they stand for."""
-        coded = self.arrow[name].combine_chunks().dictionary_encode()
-        if hasattr(coded, "combine_chunks"):
-            coded = coded.combine_chunks()
+        column = self.arrow[name]
+        if column.null_count == len(column):
+            return np.full(len(column), -1, dtype=np.int64), []
+        coded = column.dictionary_encode().combine_chunks()
         codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        return codes.astype(np.int64), coded.dictionary.to_pylist()
+        return np.asarray(codes, dtype=np.int64), coded.dictionary.to_pylist()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,48 +71,29 @@ class Signatures:
 
     def rows_of(self, ranks: Integers, numbers: Integers) -> Integers:
         """Return the row of each (rank, signature number)."""
-        missing = len(self.columns["op"]) - 1
-        return _looked_up(self.keys, self.rows, _keys(ranks, numbers), missing)
+        return _looked_up(self.keys, self.rows, _keys(ranks, numbers), self.missing)
+
+    @property
+    def missing(self) -> int:
+        """Return the row that stands for lost signatures."""
+        return len(self.columns["op"]) - 1
 
 
-def signatures_of(
-    ranked: Sequence[Ranked],
-    paths: Mapping[tuple[int, int], int],
-    members_of: Callable[[int, str], tuple[int, ...] | None],
-) -> Signatures:
-    """Return the signatures of all ranks with their paths and groups made global."""
-    records = [item.record for item in ranked if isinstance(item.record, events.Signature)]
-    ranks = [item.rank for item in ranked if isinstance(item.record, events.Signature)]
-    keys = _keys(np.array(ranks, dtype=np.int64), np.array([r.signature for r in records], dtype=np.int64))
+def signatures_of(ranked: Sequence[Ranked], paths: Paths, groups: Groups) -> Signatures:
+    """Return the signatures of all ranks with their paths and groups made comparable."""
+    known = [(item.rank, item.record) for item in ranked if isinstance(item.record, events.Signature)]
+    keys = _keys(_integers(rank for rank, _ in known), _integers(record.signature for _, record in known))
     order = np.argsort(keys, kind="stable")
-    rows = [*records, _NO_SIGNATURE]
-    members = [members_of(rank, record.group) for rank, record in zip([*ranks, -1], rows, strict=True)]
-    columns: dict[str, Objects] = {
-        name: objects(getattr(record, name) for record in rows) for name in events.Signature.__struct_fields__
+    rows = [*known, (_NOBODY, _NO_SIGNATURE)]
+    members = [groups.of(rank, record.group) for rank, record in rows]
+    columns = {name: objects(getattr(record, name) for _, record in rows) for name in _NO_SIGNATURE.__struct_fields__}
+    columns |= {
+        "path": objects(paths.id_of(rank, record.path) for rank, record in rows),
+        "members": objects(membership.members for membership in members),
+        "group_key": objects(membership.key for membership in members),
+        "numel": objects(sum(math.prod(shape) for shape in record.shapes) for _, record in rows),
     }
-    columns["path"] = objects(paths.get((k, r.path), 0) for k, r in zip([*ranks, -1], rows, strict=True))
-    columns["members"] = objects(members)
-    columns["group_key"] = objects(group_key(r.group, m) for r, m in zip(rows, members, strict=True))
-    columns["numel"] = objects(sum(math.prod(shape) for shape in record.shapes) for record in rows)
     return Signatures(keys=keys[order], rows=order.astype(np.int64), columns=columns)
-
-
-def group_key(group: str, members: tuple[int, ...] | None) -> str:
-    """Return a name that is the same on all members of one group and differs between groups."""
-    if members is None:
-        return f"{group}[?]"
-    return f"{group}[{folded(members)}]"
-
-
-def folded(ranks: Sequence[int]) -> str:
-    """Return ranks in short: ``0-2,5``; the order is kept, for it is part of what a group is."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
 
 
 def calls_frame(calls: Columns, dones: Columns, signatures: Signatures) -> pd.DataFrame:
@@ -121,7 +107,7 @@ def calls_frame(calls: Columns, dones: Columns, signatures: Signatures) -> pd.Da
         values[name] = calls.integers(name)[order]
     for name in ("contended", "captured"):
         values[name] = calls.booleans(name)[order]
-    values["coalesced"] = _integers_or_na(*calls.nullable("coalesced"), order)
+    values["coalesced"] = _nullable(calls.integers("coalesced")[order], calls.gaps("coalesced")[order])
     values["handling"] = _texts_or_none(calls, "handling", order)
     codes, texts = calls.texts("phase")
     values["phase"] = _categories(codes[order], texts)
@@ -141,8 +127,7 @@ def _signed(signatures: Signatures, rows: Integers) -> dict[str, Any]:
             values[name] = column[rows]
         elif dtype == "Int64":
             gaps = np.array([value is None for value in column], dtype=bool)
-            filled = np.array([value or 0 for value in column], dtype=np.int64)
-            values[name] = _integers_or_na(filled, gaps, rows)
+            values[name] = _nullable(_integers(value or 0 for value in column)[rows], gaps[rows])
         elif dtype is not None:
             values[name] = column.astype(dtype)[rows]
     return values
@@ -151,21 +136,17 @@ def _signed(signatures: Signatures, rows: Integers) -> dict[str, Any]:
 def _ends(dones: Columns, keys: Integers) -> dict[str, Any]:
     done_keys = _keys(dones.ranks, dones.integers("call"))
     failed = dones.booleans("failed")
-    end, no_end = dones.nullable("end_ns")
     # A poll may have said done before the wait raised, so failed wins; else the earliest sight is nearest to the end.
-    order = np.lexsort((end, ~failed, done_keys))
+    order = np.lexsort((dones.integers("end_ns"), ~failed, done_keys))
     kept = order[_starts(done_keys[order])]
     row = _looked_up(done_keys[kept], kept, keys, -1)
     unknown = row < 0
-    row = np.where(unknown, 0, row)
-    values: dict[str, Any] = {}
     if not len(kept):
-        values = {name: pd.array([pd.NA] * len(keys), dtype="Int64") for name in _DONE_INTEGERS}
-        values["failed"] = np.zeros(len(keys), dtype=bool)
-        return values | {name: objects([None] * len(keys)) for name in ("clock", "error")}
-    for name in _DONE_INTEGERS:
-        column, gaps = (end, no_end) if name == "end_ns" else dones.nullable(name)
-        values[name] = pd.arrays.IntegerArray(column[row], gaps[row] | unknown)
+        return _no_ends(len(keys))
+    row = np.where(unknown, 0, row)
+    values: dict[str, Any] = {
+        name: _nullable(dones.integers(name)[row], dones.gaps(name)[row] | unknown) for name in _DONE_INTEGERS
+    }
     values["failed"] = failed[row] & ~unknown
     for name in ("clock", "error"):
         texts = _texts_or_none(dones, name, row)
@@ -174,7 +155,11 @@ def _ends(dones: Columns, keys: Integers) -> dict[str, Any]:
     return values
 
 
-_DONE_INTEGERS = ("end_ns", "wait_start_ns", "arrive_ns", "duration_ns")
+def _no_ends(size: int) -> dict[str, Any]:
+    nothing = _nullable(np.zeros(size, dtype=np.int64), np.ones(size, dtype=bool))
+    values: dict[str, Any] = dict.fromkeys(_DONE_INTEGERS, nothing)
+    values["failed"] = np.zeros(size, dtype=bool)
+    return values | dict.fromkeys(("clock", "error"), objects([None] * size))
 
 
 def _keys(ranks: Integers, numbers: Integers) -> Integers:
@@ -186,7 +171,7 @@ def _first_of_each(keys: Integers) -> Integers:
     return order[_starts(keys[order])]
 
 
-def _starts(ordered: Integers) -> npt.NDArray[np.bool_]:
+def _starts(ordered: Integers) -> Booleans:
     starts = np.ones(len(ordered), dtype=bool)
     starts[1:] = ordered[1:] != ordered[:-1]
     return starts
@@ -199,8 +184,8 @@ def _looked_up(keys: Integers, values: Integers, wanted: Integers, missing: int)
     return np.where(keys[position] == wanted, values[position], missing)
 
 
-def _integers_or_na(values: Integers, gaps: npt.NDArray[np.bool_], order: Integers) -> "pd.arrays.IntegerArray":
-    return pd.arrays.IntegerArray(values[order], gaps[order])
+def _nullable(values: Integers, gaps: Booleans) -> "pd.arrays.IntegerArray":
+    return pd.arrays.IntegerArray(values, gaps)
 
 
 def _texts_or_none(columns: Columns, name: str, order: Integers) -> Objects:
@@ -213,5 +198,9 @@ def _categories(codes: Integers, texts: list[str]) -> pd.Categorical:
     order = sorted(range(len(texts)), key=texts.__getitem__)
     position = np.empty(len(texts), dtype=np.int64)
     position[order] = np.arange(len(texts))
-    categories = pd.Index([texts[i] for i in order], dtype="object")
+    categories = pd.Index([texts[place] for place in order], dtype="object")
     return pd.Categorical.from_codes(position[codes] if len(texts) else codes, categories=categories)
+
+
+def _integers(values: Any) -> Integers:
+    return np.fromiter(values, dtype=np.int64)

@@ -1,11 +1,14 @@
 """What faulthandler wrote beside the logs when a process crashed, was told to stop, or froze."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-CRASH_NAME = re.compile(r"(?P<stem>.+?)(?:\.attempt(?P<attempt>\d+))?\.crash\.txt")
+import pandas as pd
+
+from distdiag._frames import CRASH_COLUMNS, frame
+
 SIGNALS = {
     "Aborted": "SIGABRT",
     "Segmentation fault": "SIGSEGV",
@@ -22,6 +25,7 @@ MAX_CRASH_BYTES = 4 << 20
 _THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[.*\])? \(most recent call first\):")
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 _FATAL = re.compile(r"Fatal Python error: (.+)")
+_SEGMENT = re.compile(r"(?:\.\d{4,})?\.jsonl$")
 _FROZEN = re.compile(r"Timeout \(.+\)!")
 _LIBRARY = re.compile(
     r"(?:^<)|/(?:site|dist)-packages/|/lib/python3[^/]*/|/distdiag/(?:hooks|commands)/|/distdiag/\w+\.py:"
@@ -37,6 +41,17 @@ class Crash:
     thread: str
     frames: tuple[str, ...]
     """All frames, library frames too, outermost first."""
+
+
+def crash_frame(logs: Mapping[int, Path]) -> pd.DataFrame:
+    """Return the dumps that lie beside the logs, given the first log file of each rank."""
+    rows: list[tuple[int, Crash]] = []
+    for rank, log in sorted(logs.items()):
+        file = log.with_name(_SEGMENT.sub("", log.name) + ".crash.txt")
+        if file.is_file():
+            rows += [(rank, crash) for crash in crashes_in(file)]
+    columns = {name: [getattr(crash, name) for _, crash in rows] for name in ("kind", "thread", "frames")}
+    return frame(CRASH_COLUMNS, {"rank": [rank for rank, _ in rows], **columns})
 
 
 def crashes_in(path: Path) -> Iterator[Crash]:

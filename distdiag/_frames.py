@@ -2,7 +2,7 @@
 
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +90,7 @@ def frame(columns: Mapping[str, str], values: Mapping[str, Any]) -> pd.DataFrame
     if surplus:
         raise KeyError(sorted(surplus))
     series = {name: _series(values[name], dtype) for name, dtype in columns.items()}
-    return pd.DataFrame(series)
+    return pd.DataFrame(series, copy=False)
 
 
 def empty(columns: Mapping[str, str]) -> pd.DataFrame:
@@ -101,47 +101,45 @@ def empty(columns: Mapping[str, str]) -> pd.DataFrame:
 def frame_of(
     kind: type[events.Event],
     ranked: Sequence[Ranked],
-    paths: Mapping[tuple[int, int], int],
+    path_of: Callable[[int, int], int],
     offsets: Mapping[int, int],
 ) -> pd.DataFrame:
     """Return the frame of the records of one kind, their paths made global and their times put on one clock.
 
-    ``paths`` maps (rank, path number) to the run's path id; ``offsets`` holds what to add to a rank's clock.
+    ``path_of`` maps rank and path number to the run's path id; ``offsets`` holds what to add to a rank's clock.
     """
     columns = columns_of(kind)
-    values: dict[str, Iterable[Any]] = {"rank": [item.rank for item in ranked]}
-    for name in columns:
-        if name == "rank":
-            continue
-        plain = [getattr(item.record, name) for item in ranked]
-        if name == "path":
-            plain = [None if p is None else paths.get((i.rank, p), 0) for i, p in zip(ranked, plain, strict=True)]
-        elif name in TIMES:
-            plain = [None if t is None else t + offsets[i.rank] for i, t in zip(ranked, plain, strict=True)]
-        values[name] = plain
+    values: dict[str, list[Any]] = {
+        name: [getattr(item.record, name) for item in ranked] for name in columns if name != "rank"
+    }
+    values["rank"] = ranks = [item.rank for item in ranked]
+    if "path" in values:
+        numbers = values["path"]
+        values["path"] = [None if n is None else path_of(rank, n) for rank, n in zip(ranks, numbers, strict=True)]
+    for name in TIMES & values.keys():
+        moments = values[name]
+        values[name] = [None if t is None else t + offsets[rank] for rank, t in zip(ranks, moments, strict=True)]
     return frame(columns, values)
 
 
-def frozen(value: Any) -> Any:
-    """Return a value with its lists made tuples, so that it can be compared, grouped and not be changed."""
-    if isinstance(value, list):
-        return tuple(frozen(item) for item in value)
-    return value
-
-
 def objects(values: Iterable[Any]) -> "np.ndarray[Any, np.dtype[np.object_]]":
-    """Return an array of the values as they are, tuples included."""
-    listed = list(values)
-    array = np.empty(len(listed), dtype=object)
-    for position, value in enumerate(listed):
-        array[position] = frozen(value)
-    return array
+    """Return an array of the values as they are; lists become tuples, so that they compare and cannot change."""
+    return np.fromiter((frozen(value) for value in values), dtype=np.object_)
+
+
+def frozen(value: Any) -> Any:
+    """Return a value with its lists made tuples."""
+    if not isinstance(value, list):
+        return value
+    if value and isinstance(value[0], list):
+        return tuple(frozen(item) for item in value)
+    return tuple(value)
 
 
 def _series(values: Any, dtype: str) -> "pd.Series[Any]":
     if dtype == "object":
-        return pd.Series(values if isinstance(values, np.ndarray) else objects(values), dtype="object")
-    return pd.Series(values, dtype=dtype)
+        return pd.Series(values if isinstance(values, np.ndarray) else objects(values), dtype="object", copy=False)
+    return pd.Series(values, dtype=dtype, copy=False)
 
 
 def _dtype_of(annotation: Any) -> str:

@@ -1,17 +1,19 @@
 """Which files of a directory are logs, and how much of each is written."""
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
+from distdiag._segments import segments_of
 from distdiag.errors import DistdiagError
 
-LOG_NAME = re.compile(r"(?P<stem>.+?)(?:\.attempt(?P<attempt>\d+))?(?:\.(?P<segment>\d{4,}))?\.jsonl")
-RANK_STEM = re.compile(r"rank(\d+)")
 BLOCK_BYTES = 4096
 PROBES = 8
 """Blocks looked at behind the supposed end; a log with a hole in it is rare, but must not lose its second half."""
+LAST_LINES_BYTES = 64 << 10
+"""Enough of the end of a log to hold its last line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,60 +24,113 @@ class LogFile:
     stem: str
     attempt: int
     segment: int
+    """Its place among the segments that are there."""
+    named_rank: int | None
+    """The rank that the name says, None for a process that did not know its rank yet."""
     size_bytes: int
     used_bytes: int
-    """Without the trailing NULs of a segment that was still mapped."""
-
-    @property
-    def rank(self) -> int | None:
-        """Return the rank that the name says, None for a process that did not know its rank yet."""
-        match = RANK_STEM.fullmatch(self.stem)
-        return int(match[1]) if match else None
+    """Without the trailing NULs of a segment that was still mapped, and without a torn last line."""
+    torn: bool
+    """The last line is cut, as where a process was killed while it wrote."""
 
 
 def discover(path: Path) -> tuple[LogFile, ...]:
-    """Return the logs of a directory (or the one log that ``path`` is) in the order of their names.
+    """Return the logs of a directory (or the one log that ``path`` is), segments of a process in order.
 
     Raises ``DistdiagError`` when there is no such path, or no log in it.
     """
-    if path.is_dir():
-        found = sorted(path.glob("*.jsonl"))
-        if not found:
+    try:
+        if path.is_dir():
+            logs = segments_of(path)
+        elif path.is_file():
+            logs = [log for log in segments_of(path.parent) if path in log.files]
+            if not logs:
+                raise DistdiagError(f"{path} is not named like a log", "logs are called rank00000.jsonl and so on")
+            return (_describe(path, logs[0].stem, logs[0].attempt, 0, logs[0].rank),)
+        else:
+            raise DistdiagError(f"no such file or directory: {path}", "pass the directory given to distdiag.install()")
+        if not logs:
             raise DistdiagError(f"no *.jsonl files in {path}", "pass the directory given to distdiag.install()")
-    elif path.is_file():
-        found = [path]
-    else:
-        raise DistdiagError(f"no such file or directory: {path}", "pass the directory given to distdiag.install()")
-    return tuple(log for log in map(_describe, found) if log is not None)
+        return tuple(
+            _describe(file, log.stem, log.attempt, segment, log.rank)
+            for log in logs
+            for segment, file in enumerate(log.files)
+        )
+    except OSError as error:
+        raise DistdiagError(
+            f"cannot read {error.filename or path}: {error.strerror}", "check its permissions"
+        ) from error
 
 
-def _describe(path: Path) -> LogFile | None:
-    match = LOG_NAME.fullmatch(path.name) or re.fullmatch(r"(?P<stem>.*)(?P<attempt>)(?P<segment>)", path.name)
-    if match is None or not path.is_file():
-        return None
-    size = path.stat().st_size
+def first_lines(log: LogFile, size: int = LAST_LINES_BYTES) -> list[bytes]:
+    """Return the complete lines at the beginning of a log."""
+    with log.path.open("rb") as file:
+        head = file.read(min(size, log.used_bytes))
+    lines = head.split(b"\n")
+    return lines if len(head) == log.used_bytes else lines[:-1]
+
+
+def last_lines(log: LogFile) -> list[bytes]:
+    """Return the complete lines at the end of a log."""
+    with log.path.open("rb") as file:
+        start = max(0, log.used_bytes - LAST_LINES_BYTES)
+        tail = os.pread(file.fileno(), log.used_bytes - start, start)
+    lines = tail.split(b"\n")
+    return lines[1:] if start else lines
+
+
+def _describe(path: Path, stem: str, attempt: int, segment: int, rank: int | None) -> LogFile:
+    with path.open("rb") as file:
+        descriptor = file.fileno()
+        size = os.fstat(descriptor).st_size
+        used = _written(descriptor, size)
+        whole = _without_torn_line(descriptor, used)
     return LogFile(
         path=path,
-        stem=match["stem"],
-        attempt=int(match["attempt"] or 0),
-        segment=int(match["segment"] or 0),
+        stem=stem,
+        attempt=attempt,
+        segment=segment,
+        named_rank=rank,
         size_bytes=size,
-        used_bytes=used_bytes(path, size),
+        used_bytes=whole,
+        torn=whole < used,
     )
 
 
-def used_bytes(path: Path, size: int) -> int:
-    """Return the length of a log without its trailing NULs, reading only a few blocks of it."""
-    with path.open("rb") as log:
-        descriptor = log.fileno()
-        tail = os.pread(descriptor, BLOCK_BYTES, max(0, size - BLOCK_BYTES))
-        if not tail or tail[-1] or tail.rstrip(b"\0"):
-            return max(0, size - BLOCK_BYTES) + len(tail.rstrip(b"\0"))
-        used = _frontier(descriptor, size)
-        step = max(1, (size - used) // PROBES)
-        if any(_used_in(descriptor, offset) for offset in range(used + BLOCK_BYTES, size, step)):
-            return _last_used(descriptor, size)
+def _without_torn_line(descriptor: int, used: int) -> int:
+    """Return where the last complete line ends; a last line that only lacks its newline is complete."""
+    size = LAST_LINES_BYTES
+    while True:
+        start = max(0, used - size)
+        tail = os.pread(descriptor, used - start, start)
+        newline = tail.rfind(b"\n")
+        if newline >= 0 or not start:
+            break
+        size *= 16
+    last = tail[newline + 1 :]
+    if not last or _is_json(last):
         return used
+    return start + newline + 1
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(line), dict)
+    except msgspec.DecodeError:
+        return False
+
+
+def _written(descriptor: int, size: int) -> int:
+    """Return the length without trailing NULs, reading only a few blocks."""
+    last = max(0, size - BLOCK_BYTES)
+    used = _used_in(descriptor, last)
+    if used or not size:
+        return last + used
+    used = _frontier(descriptor, size)
+    step = max(BLOCK_BYTES, (size - used) // PROBES)
+    if any(_used_in(descriptor, offset) for offset in range(used + BLOCK_BYTES, size, step)):
+        return _last_used(descriptor, size)
+    return used
 
 
 def _frontier(descriptor: int, size: int) -> int:

@@ -33,6 +33,8 @@ class Quality:
     """Ranks that several processes claimed, and their process ids."""
     nameless_files: tuple[str, ...] = ()
     """Logs of processes that never learned their rank."""
+    world_sizes: tuple[int, ...] = ()
+    """More than one where the ranks do not agree on the size of the world."""
     run: str | None = None
     other_runs: tuple[str, ...] = ()
     """Launches whose logs lie in the same directory and were left out."""

@@ -1,7 +1,10 @@
 """The query engine: logs as Ibis tables on an embedded DuckDB, with the columns that the records declare."""
 
+import shutil
+import tempfile
 import types
 import typing
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,8 +39,18 @@ class Engine:
     """An in-memory database that reads logs where they lie."""
 
     def __init__(self) -> None:
-        """Start the database; it lives as long as this object."""
+        """Start the database; it lives as long as this object, as do the files it spools."""
         self._ibis = ibis.duckdb.connect()
+        self._spooled: Path | None = None
+
+    def spool(self, name: str, data: bytes) -> Path:
+        """Put part of a log into a temporary file and return its path."""
+        if self._spooled is None:
+            self._spooled = Path(tempfile.mkdtemp(prefix="distdiag-"))
+            weakref.finalize(self, shutil.rmtree, self._spooled, ignore_errors=True)
+        path = self._spooled / name
+        path.write_bytes(data)
+        return path
 
     def read(self, files: Sequence[Path], kind: type[events.Event]) -> ibis.Table:
         """Return the records of one kind as a lazy table; lines of other kinds and damaged lines are no rows.
@@ -58,11 +71,16 @@ class Engine:
 
     def other_lines(self, files: Sequence[Path]) -> list[tuple[int, str | None]]:
         """Return file and text of every line that is not of a bulk kind, None for a line that is no JSON."""
-        text = "CAST(json AS VARCHAR)"
-        bulk = " OR ".join(f'starts_with({text}, \'{{"kind":"{events.kind_of(kind)}"\')' for kind in BULK)
+        return self._lines(files, f"json IS NULL OR NOT ({_of_kinds(BULK)})")
+
+    def lines_of(self, files: Sequence[Path], kinds: Sequence[type[events.Event]]) -> list[tuple[int, str | None]]:
+        """Return file and text of every line of some kinds."""
+        return self._lines(files, _of_kinds(kinds))
+
+    def _lines(self, files: Sequence[Path], condition: str) -> list[tuple[int, str | None]]:
         query = (
-            f"SELECT CAST(file_index AS BIGINT) AS {FILE}, {text} AS line "
-            f"FROM read_ndjson_objects({_list(files)}, {_OPTIONS}) WHERE json IS NULL OR NOT ({bulk})"
+            f"SELECT CAST(file_index AS BIGINT) AS {FILE}, {_LINE} AS line "
+            f"FROM read_ndjson_objects({_list(files)}, {_OPTIONS}) WHERE {condition}"
         )
         lines = self.arrow(self._ibis.sql(query, schema=ibis.schema({FILE: "int64", "line": "string"})))
         return list(zip(lines[FILE].to_pylist(), lines["line"].to_pylist(), strict=True))
@@ -82,10 +100,15 @@ class Engine:
         return frame
 
 
+_LINE = "CAST(json AS VARCHAR)"
 _OPTIONS = (
     "format = 'newline_delimited', ignore_errors = true, filename = true, "
     f"maximum_object_size = {MAX_LINE_BYTES}, compression = 'uncompressed'"
 )
+
+
+def _of_kinds(kinds: Sequence[type[events.Event]]) -> str:
+    return " OR ".join(f'starts_with({_LINE}, \'{{"kind":"{events.kind_of(kind)}"\')' for kind in kinds)
 
 
 def _types_of(annotation: Any) -> tuple[str, str]:

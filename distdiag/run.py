@@ -1,7 +1,7 @@
 """A directory of logs as a ``Run``: frames with declared columns on one clock, and what is wrong with the data."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,24 +9,31 @@ import ibis
 import numpy as np
 import pandas as pd
 
-from distdiag import _calls, _clocks, _crashes, events
-from distdiag._crashes import user_frames
-from distdiag._frames import CALL_COLUMNS, CRASH_COLUMNS, TIMES, Ranked, empty, frame, frame_of
+from distdiag import events
+from distdiag._calls import UNKNOWN, Columns, calls_frame, signatures_of
+from distdiag._clocks import corrections, wall_offsets
+from distdiag._crashes import crash_frame, user_frames
+from distdiag._frames import CALL_COLUMNS, CRASH_COLUMNS, TIMES, Ranked, frame_of
+from distdiag._identity import Groups, Paths, interned
+from distdiag._launch import Launch, Process, choose, processes_of
 from distdiag._logfiles import LogFile, discover
-from distdiag._processes import FileContent, Process, by_rank, contents_of, newest_launch, processes_of
 from distdiag._quality import Quality
+from distdiag._records import Records, decode_lines
 from distdiag._steps import merged_steps
+from distdiag._window import Part, parts_of, window_bytes
 from distdiag.engine import FILE, Engine
 from distdiag.errors import DistdiagError
 
 __all__ = ["CALL_COLUMNS", "CRASH_COLUMNS", "Quality", "Run", "load", "user_frames"]
 
 _KINDS = {events.kind_of(kind): kind for kind in events.EVENTS}
+_NEEDED = {events.Call: ("call", "signature", "seq", "step", "start_ns"), events.Done: ("call", "end_ns")}
+_INTERNED = (events.Path, events.Signature, events.Group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The logs of one launch. Moments are wall-clock nanoseconds, ``path`` columns are keys of ``paths``."""
+    """The logs of one launch. Moments are wall-clock nanoseconds; ``path`` columns are keys of ``paths``."""
 
     ranks: tuple[int, ...]
     """Ranks with a readable log."""
@@ -62,7 +69,7 @@ class Run:
     engine: Engine = field(default_factory=Engine, repr=False)
 
     def table(self, kind: str) -> ibis.Table:
-        """Return all records of a kind, window or not, as a lazy Ibis table with the column ``rank``.
+        """Return all records of a kind, whatever the frames' window, as a lazy Ibis table with the column ``rank``.
 
         Times are the raw monotonic clock of each rank, paths and signatures its own numbers.
         """
@@ -76,233 +83,190 @@ def load(path: Path) -> Run:
     """Read a directory of logs, or one log.
 
     Raises ``DistdiagError`` when there is nothing that could be analysed: no such path, no log in it, no
-    readable record, only logs of a newer schema.
+    readable record, only logs of a newer schema, logs of several processes in one file.
     """
     logs = discover(path)
-    used = [log for log in logs if log.used_bytes]
-    if not used:
-        raise DistdiagError(f"all {len(logs)} logs in {path} are empty", "did the processes get as far as install()?")
+    launch = choose(processes_of(logs))
+    if not launch.members:
+        raise _nothing_to_analyse(path, logs, launch)
     engine = Engine()
-    contents = contents_of(used, engine.other_lines([log.path for log in used]))
-    processes = processes_of(contents)
-    chosen = by_rank(newest_launch(processes))
-    if not chosen:
-        raise _nothing_to_analyse(path, processes)
-    selected = {rank: owners[0] for rank, owners in chosen.items()}
-    return _Reading(path=path, engine=engine, logs=logs, processes=processes, chosen=selected).run()
+    window = window_bytes(launch.members)
+    parts = parts_of(launch.members, window, engine)
+    records = decode_lines(parts, engine.other_lines([part.path for part in parts]))
+    headers = _headers(records)
+    offsets = _offsets(headers, launch.members)
+    calls, damaged, paths = _calls(engine, parts, records, offsets)
+    ranks = tuple(sorted(records.ranks | set(calls["rank"].unique().tolist())))
+    if not ranks:
+        raise _nothing_to_analyse(path, logs, launch)
+    added, clock_error = corrections(calls, offsets)
+    offsets = {rank: offset + added.get(rank, 0) for rank, offset in offsets.items()}
+    frames = _frames(records, paths, offsets)
+    worlds = sorted({header.world_size for header in headers.values() if header.world_size is not None})
+    missing = tuple(rank for rank in range(worlds[-1] if worlds else 0) if rank not in ranks)
+    return Run(
+        ranks=ranks,
+        world_size=worlds[-1] if worlds else None,
+        missing=missing,
+        attempt=max(launch.members[rank].attempt for rank in ranks),
+        headers=frame_of(events.Header, [Ranked(rank=r, record=h) for r, h in headers.items()], paths.id_of, offsets),
+        calls=_shifted(calls, added),
+        crashes=crash_frame({rank: process.files[0].path for rank, process in launch.members.items()}),
+        paths=paths.frames,
+        quality=Quality(
+            files=len(logs),
+            bytes=sum(log.used_bytes for log in logs),
+            missing_ranks=missing,
+            empty_files=tuple(log.path.name for log in logs if not log.used_bytes and not log.torn),
+            unreadable_files=tuple(part.log.path.name for part in parts if part.rank not in ranks),
+            unsupported_files=launch.unsupported,
+            undecodable_lines=_by_name(records.undecodable + damaged),
+            torn_files=tuple(part.log.path.name for part in parts if part.log.torn),
+            unknown_kinds=_by_name(records.unknown_kinds),
+            dropped_records=_dropped(records),
+            unresolved_calls=int((calls["op"] == UNKNOWN).sum()),
+            headerless_ranks=tuple(rank for rank in ranks if rank not in headers),
+            doubled_ranks=launch.doubled,
+            nameless_files=launch.nameless,
+            world_sizes=tuple(worlds),
+            run=launch.run,
+            other_runs=launch.other_runs,
+            older_attempts=launch.older_attempts,
+            clock_error_ns=clock_error,
+            clock_corrections_ns={rank: shift for rank, shift in sorted(added.items()) if shift},
+            window_bytes=window,
+        ),
+        files=tuple(log.path for process in launch.members.values() for log in process.files),
+        file_ranks=tuple(rank for rank, process in launch.members.items() for _ in process.files),
+        engine=engine,
+        **frames,
+    )
 
 
-def _nothing_to_analyse(path: Path, processes: Sequence[Process]) -> DistdiagError:
-    newer = sorted({s for p in processes if not p.supported for content in p.files for s in content.schemas})
-    if newer:
+def _nothing_to_analyse(path: Path, logs: Sequence[LogFile], launch: Launch) -> DistdiagError:
+    if launch.unsupported:
+        newer = ", ".join(sorted(set(launch.unsupported.values())))
         return DistdiagError(
-            f"the logs in {path} are of schema {', '.join(newer)}; this version reads {events.SCHEMA}",
-            "upgrade distdiag to the version that recorded them",
+            f"the logs in {path} are of schema {newer}; this version reads {events.SCHEMA}",
+            "analyse them with the version of distdiag that recorded them, or a newer one",
         )
-    if any(process.headers for process in processes):
+    if not any(log.used_bytes for log in logs):
+        return DistdiagError(f"all {len(logs)} logs in {path} are empty", "did the processes get as far as install()?")
+    if launch.nameless and not launch.members:
         return DistdiagError(
             f"no log in {path} says which rank it is of", "start the ranks with torchrun, or set RANK and WORLD_SIZE"
         )
-    return DistdiagError(
-        f"no readable record in {path}", "are these logs of distdiag? they hold one JSON object a line"
-    )
+    return DistdiagError(f"no readable record in {path}", "distdiag's logs hold one JSON object on each line")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reading:
-    """The files of the chosen launch on their way to frames."""
-
-    path: Path
-    engine: Engine
-    logs: tuple[LogFile, ...]
-    processes: tuple[Process, ...]
-    chosen: Mapping[int, Process]
-
-    def run(self) -> Run:
-        """Return everything as a ``Run``."""
-        records = {kind: list(self._ranked(kind)) for kind in events.EVENTS}
-        headers = {rank: _merged(process.headers) for rank, process in self.chosen.items() if process.headers}
-        offsets = _clocks.wall_offsets(headers)
-        unknown_clock = sorted(offsets.values())[len(offsets) // 2] if offsets else 0
-        offsets = {rank: offsets.get(rank, unknown_clock) for rank in self.chosen}
-        paths, path_ids = _interned(records[events.Path])
-        calls, damaged = self._call_frame(records, path_ids, offsets)
-        added, clock_error = _clocks.corrections(calls, offsets)
-        calls = _shifted(calls, added)
-        offsets = {rank: offset + added.get(rank, 0) for rank, offset in offsets.items()}
-
-        def framed(kind: type[events.Event]) -> pd.DataFrame:
-            return frame_of(kind, records[kind], path_ids, offsets)
-
-        world = max((h.world_size for h in headers.values() if h.world_size is not None), default=None)
-        missing = tuple(rank for rank in range(world or 0) if rank not in self.chosen)
-        contents = [content for process in self.chosen.values() for content in process.files]
-        return Run(
-            ranks=tuple(sorted(self.chosen)),
-            world_size=world,
-            missing=missing,
-            attempt=next(iter(self.chosen.values())).attempt,
-            headers=frame_of(events.Header, [Ranked(rank=r, record=h) for r, h in headers.items()], {}, offsets),
-            groups=framed(events.Group).drop_duplicates(["rank", "group", "ranks"], ignore_index=True),
-            calls=calls,
-            steps=merged_steps(framed(events.Step)),
-            phases=framed(events.Phase),
-            batches=framed(events.Batch),
-            memory=framed(events.Memory),
-            numerics=framed(events.Numerics),
-            faults=framed(events.Fault),
-            stacks=framed(events.Stack),
-            pulses=framed(events.Pulse),
-            gc=framed(events.GarbageCollection),
-            compiles=framed(events.Compile),
-            decisions=framed(events.Decision),
-            dropped=framed(events.Dropped),
-            crashes=self._crash_frame(),
-            paths=paths,
-            quality=self._quality(records, missing, damaged, calls, clock_error, added, headers),
-            files=tuple(content.log.path for content in contents),
-            file_ranks=tuple(rank for rank, process in self.chosen.items() for _ in process.files),
-            engine=self.engine,
-        )
-
-    def _ranked(self, kind: type[events.Event]) -> Iterator[Ranked]:
-        for rank, process in self.chosen.items():
-            for content in process.files:
-                for record in content.records:
-                    if type(record) is kind:
-                        yield Ranked(rank=rank, record=record)
-
-    def _contents(self) -> list[tuple[int, FileContent]]:
-        return [(rank, content) for rank, process in self.chosen.items() for content in process.files]
-
-    def _call_frame(
-        self,
-        records: Mapping[type[events.Event], Sequence[Ranked]],
-        path_ids: Mapping[tuple[int, int], int],
-        offsets: Mapping[int, int],
-    ) -> tuple[pd.DataFrame, Counter[str]]:
-        damaged: Counter[str] = Counter()
-        calls = self._columns(events.Call, ("call", "signature", "seq", "step", "start_ns"), offsets, damaged)
-        dones = self._columns(events.Done, ("call", "end_ns"), offsets, damaged)
-        signatures = _calls.signatures_of(records[events.Signature], path_ids, _memberships(records[events.Group]))
-        return _calls.calls_frame(calls, dones, signatures), damaged
-
-    def _columns(
-        self,
-        kind: type[events.Event],
-        required: Sequence[str],
-        offsets: Mapping[int, int],
-        damaged: Counter[str],
-    ) -> _calls.Columns:
-        """Return the rows of a bulk kind; rows without a required field are damaged lines."""
-        contents = self._contents()
-        arrow = self.engine.arrow(self.engine.read([content.log.path for _, content in contents], kind))
-        whole = np.ones(arrow.num_rows, dtype=bool)
-        for name in required:
-            if arrow[name].null_count:
-                whole &= ~np.asarray(arrow[name].is_null().to_numpy())
-        files = np.asarray(arrow[FILE].to_numpy(), dtype=np.int64)
-        for file, count in Counter(files[~whole].tolist()).items():
-            damaged[contents[file][1].log.path.name] += count
-        if not whole.all():
-            arrow = arrow.take(np.flatnonzero(whole))
-            files = files[whole]
-        ranks = np.array([rank for rank, _ in contents], dtype=np.int64)
-        shifts = np.array([offsets[rank] for rank, _ in contents], dtype=np.int64)
-        return _calls.Columns(ranks=ranks[files], offsets=shifts[files], arrow=arrow)
-
-    def _crash_frame(self) -> pd.DataFrame:
-        directory = self.path if self.path.is_dir() else self.path.parent
-        owners = {(process.stem, process.attempt): rank for rank, process in self.chosen.items()}
-        rows: list[tuple[int, _crashes.Crash]] = []
-        for file in sorted(directory.glob("*.crash.txt")):
-            match = _crashes.CRASH_NAME.fullmatch(file.name)
-            owner = owners.get((match["stem"], int(match["attempt"] or 0))) if match else None
-            if owner is not None:
-                rows += [(owner, crash) for crash in _crashes.crashes_in(file)]
-        if not rows:
-            return empty(CRASH_COLUMNS)
-        values = {name: [getattr(crash, name) for _, crash in rows] for name in ("kind", "thread", "frames")}
-        return frame(CRASH_COLUMNS, {"rank": [rank for rank, _ in rows], **values})
-
-    def _quality(
-        self,
-        records: Mapping[type[events.Event], Sequence[Ranked]],
-        missing: tuple[int, ...],
-        damaged: Counter[str],
-        calls: pd.DataFrame,
-        clock_error: int | None,
-        corrections: Mapping[int, int],
-        headers: Mapping[int, events.Header],
-    ) -> Quality:
-        dropped: Counter[int] = Counter()
-        for item in records[events.Dropped]:
-            if isinstance(item.record, events.Dropped):
-                dropped[item.rank] += item.record.records
-        kinds: Counter[str] = Counter()
-        undecodable = Counter(damaged)
-        for _, content in self._contents():
-            kinds += content.unknown_kinds
-            undecodable[content.log.path.name] += content.undecodable
-        return Quality(
-            files=len(self.logs),
-            bytes=sum(log.used_bytes for log in self.logs),
-            missing_ranks=missing,
-            empty_files=tuple(log.path.name for log in self.logs if not log.used_bytes),
-            undecodable_lines={name: count for name, count in sorted(undecodable.items()) if count},
-            unknown_kinds=dict(sorted(kinds.items())),
-            dropped_records=dict(sorted(dropped.items())),
-            unresolved_calls=int((calls["op"] == _calls.UNKNOWN).sum()),
-            headerless_ranks=tuple(rank for rank in self.chosen if rank not in headers),
-            run=next((process.run for process in self.chosen.values() if process.run), None),
-            clock_error_ns=clock_error,
-            clock_corrections_ns={rank: shift for rank, shift in sorted(corrections.items()) if shift},
-        )
+def _headers(records: Records) -> dict[int, events.Header]:
+    """Return the header of each rank: its first, with the world size that a later one may know."""
+    found: dict[int, events.Header] = {}
+    for item in records.by_kind[events.Header]:
+        if not isinstance(item.record, events.Header):
+            continue
+        first = found.setdefault(item.rank, item.record)
+        if first.pid != item.record.pid:
+            raise DistdiagError(
+                f"the log of rank {item.rank} holds records of two processes (pid {first.pid} and {item.record.pid})",
+                "keep the file of each process as it was recorded, do not join files",
+            )
+        if first.world_size is None and item.record.world_size is not None:
+            found[item.rank] = item.record
+    return dict(sorted(found.items()))
 
 
-def _merged(headers: Sequence[events.Header]) -> events.Header:
-    """Return the first header, with the rank and world that a later one may know."""
-    first, last = headers[0], headers[-1]
-    merged = events.Header(**{name: getattr(first, name) for name in first.__struct_fields__})
-    if merged.rank is None:
-        merged.rank, merged.world_size = last.rank, last.world_size
-    return merged
+def _offsets(headers: Mapping[int, events.Header], members: Mapping[int, Process]) -> dict[int, int]:
+    """Return what to add to the clock of each rank; one without a header gets the median of the others."""
+    known = wall_offsets(headers)
+    typical = sorted(known.values())[len(known) // 2] if known else 0
+    return {rank: known.get(rank, typical) for rank in members}
 
 
-def _interned(ranked: Sequence[Ranked]) -> tuple[dict[int, tuple[str, ...]], dict[tuple[int, int], int]]:
-    """Return the run's paths by id, and the id of each (rank, path number); ids follow the frames' order."""
-    frames = {
-        (item.rank, item.record.path): tuple(item.record.frames)
-        for item in ranked
-        if isinstance(item.record, events.Path)
+def _calls(
+    engine: Engine, parts: Sequence[Part], records: Records, offsets: Mapping[int, int]
+) -> tuple[pd.DataFrame, Counter[str], Paths]:
+    """Return the calls, the damaged lines by file name, and the paths of all records."""
+    calls, damaged_calls = _columns(engine, events.Call, parts, offsets)
+    dones, damaged_dones = _columns(engine, events.Done, parts, offsets)
+
+    def joined() -> tuple[pd.DataFrame, Paths]:
+        paths = interned(records.by_kind[events.Path])
+        groups = Groups(records.by_kind[events.Group])
+        return calls_frame(calls, dones, signatures_of(records.by_kind[events.Signature], paths, groups)), paths
+
+    frame, paths = joined()
+    cut = [part for part in parts if part.cut]
+    if cut and (frame["op"] == UNKNOWN).any():
+        _add_interned(engine, cut, records)
+        frame, paths = joined()
+    return frame, damaged_calls + damaged_dones, paths
+
+
+def _add_interned(engine: Engine, cut: Sequence[Part], records: Records) -> None:
+    """Add the interned records that stand in the parts of files that were not read."""
+    more = decode_lines(cut, engine.lines_of([part.log.path for part in cut], _INTERNED))
+    for kind in _INTERNED:
+        records.by_kind[kind] += more.by_kind[kind]
+
+
+def _columns(
+    engine: Engine, kind: type[events.Event], parts: Sequence[Part], offsets: Mapping[int, int]
+) -> tuple[Columns, Counter[str]]:
+    """Return the rows of a bulk kind; rows that lack a needed field are damaged lines, counted by file name."""
+    arrow = engine.arrow(engine.read([part.path for part in parts], kind))
+    damaged = np.zeros(arrow.num_rows, dtype=bool)
+    for name in _NEEDED[kind]:
+        if arrow[name].null_count:
+            damaged |= np.asarray(arrow[name].is_null().to_numpy())
+    files = np.asarray(arrow[FILE].to_numpy(), dtype=np.int64)
+    count = Counter(parts[file].log.path.name for file in files[damaged].tolist())
+    if damaged.any():
+        arrow = arrow.take(np.flatnonzero(~damaged))
+        files = files[~damaged]
+    ranks = np.array([part.rank for part in parts], dtype=np.int64)
+    shifts = np.array([offsets[part.rank] for part in parts], dtype=np.int64)
+    return Columns(ranks=ranks[files], offsets=shifts[files], arrow=arrow), count
+
+
+def _frames(records: Records, paths: Paths, offsets: Mapping[int, int]) -> dict[str, pd.DataFrame]:
+    def of(kind: type[events.Event]) -> pd.DataFrame:
+        return frame_of(kind, records.by_kind[kind], paths.id_of, offsets)
+
+    return {
+        "groups": of(events.Group).drop_duplicates(["rank", "group", "ranks"], ignore_index=True),
+        "steps": merged_steps(of(events.Step)),
+        "phases": of(events.Phase),
+        "batches": of(events.Batch),
+        "memory": of(events.Memory),
+        "numerics": of(events.Numerics),
+        "faults": of(events.Fault),
+        "stacks": of(events.Stack),
+        "pulses": of(events.Pulse),
+        "gc": of(events.GarbageCollection),
+        "compiles": of(events.Compile),
+        "decisions": of(events.Decision),
+        "dropped": of(events.Dropped),
     }
-    ids = {path: number for number, path in enumerate(sorted({*frames.values(), ()}))}
-    return {number: path for path, number in ids.items()}, {key: ids[path] for key, path in frames.items()}
-
-
-def _memberships(ranked: Sequence[Ranked]) -> "_Members":
-    return _Members(
-        {
-            (item.rank, item.record.group): tuple(item.record.ranks)
-            for item in ranked
-            if isinstance(item.record, events.Group)
-        }
-    )
-
-
-class _Members:
-    """Members of a group as a rank knows it, shared between equal tuples."""
-
-    def __init__(self, known: Mapping[tuple[int, str], tuple[int, ...]]) -> None:
-        shared: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self._known = {key: shared.setdefault(members, members) for key, members in known.items()}
-
-    def __call__(self, rank: int, group: str) -> tuple[int, ...] | None:
-        return self._known.get((rank, group))
 
 
 def _shifted(calls: pd.DataFrame, added: Mapping[int, int]) -> pd.DataFrame:
     if not any(added.values()):
         return calls
-    shift = calls["rank"].map(lambda rank: added.get(rank, 0)).astype("int64")
-    return calls.assign(**{name: calls[name] + shift for name in TIMES if name in calls})
+    ranks = calls["rank"].to_numpy()
+    table = np.zeros(int(ranks.max()) + 1, dtype=np.int64)
+    for rank, shift in added.items():
+        table[rank] = shift
+    return calls.assign(**{name: calls[name] + table[ranks] for name in CALL_COLUMNS if name in TIMES})
+
+
+def _dropped(records: Records) -> dict[int, int]:
+    count: Counter[int] = Counter()
+    for item in records.by_kind[events.Dropped]:
+        if isinstance(item.record, events.Dropped):
+            count[item.rank] += item.record.records
+    return dict(sorted(count.items()))
+
+
+def _by_name(count: Counter[str]) -> dict[str, int]:
+    return {name: number for name, number in sorted(count.items()) if number > 0}
