@@ -54,7 +54,7 @@ def main() -> NoReturn:
 
 def _run() -> int:
     try:
-        code = cli(standalone_mode=False)
+        code = cli(prog_name="distdiag", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
         error.show()

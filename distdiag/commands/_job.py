@@ -12,7 +12,7 @@ from pathlib import Path
 
 GRACE_SECONDS = 2.0
 """Once a rank has failed, how long after the newest exit the others may go on: launchers end them at once."""
-STALL_AFTER_SECONDS = 3
+STALL_AFTER_SECONDS = 4
 """Below the 5 s after which the collectives of the demo time out, so that the stacks of a stall are there."""
 POLL_SECONDS = 0.2
 
@@ -35,13 +35,18 @@ def start(script: Path, logs: Path, *, ranks: int) -> Iterator[list[subprocess.P
                 process.wait()
 
 
-def wait(processes: list[subprocess.Popen[bytes]], *, cap_seconds: float, on_poll: Callable[[float], None]) -> None:
-    """Wait until all ranks have ended; after a failure the survivors are terminated, as launchers do."""
+def wait(
+    processes: list[subprocess.Popen[bytes]], *, cap_seconds: float, on_poll: Callable[[float, list[int | None]], None]
+) -> None:
+    """Wait until all ranks have ended; after a failure the survivors are terminated, as launchers do.
+
+    ``on_poll`` gets the seconds since the beginning and the exit code of each rank that has ended.
+    """
     begin = newest_exit = time.monotonic()
     running = len(processes)
     while (now := time.monotonic()) < begin + cap_seconds:
-        on_poll(now - begin)
         codes = [process.poll() for process in processes]
+        on_poll(now - begin, codes)
         if codes.count(None) < running:
             running, newest_exit = codes.count(None), now
         if not running or (any(codes) and now > newest_exit + GRACE_SECONDS):

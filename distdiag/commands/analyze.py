@@ -11,7 +11,7 @@ from distdiag.reporters import REPORTERS, Reporter
 HEALTHY = "healthy"
 
 
-@click.command("analyze")
+@click.command("analyze", short_help="Say what went wrong in a run, and what to do.")
 @_options.logs_argument
 @_options.report_options
 def command(logs: Path, form: str, output: Path | None) -> int:

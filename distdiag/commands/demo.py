@@ -1,6 +1,7 @@
 """``distdiag demo``: let a small real run go wrong, and analyse it."""
 
 import importlib.util
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -15,9 +16,10 @@ from distdiag.commands.analyze import analyze
 from distdiag.commands.scenarios import SCENARIOS, source
 from distdiag.errors import DistdiagError
 from distdiag.reporters import REPORTERS
+from distdiag.reporters.words import name_ranks
 
 RANKS = 4
-CAP_SECONDS = 20.0
+CAP_SECONDS = 25.0
 PLAIN_INTERVAL_SECONDS = 2.0
 """How often progress is printed where lines cannot be rewritten."""
 STEP_RECORD = b'{"kind":"step"'
@@ -59,21 +61,30 @@ def record(scenario: str, directory: Path, progress: TextIO) -> None:
         progress.write("\n\n")
 
 
-def _progress(directory: Path, out: TextIO) -> Callable[[float], None]:
+def _progress(directory: Path, out: TextIO) -> Callable[[float, list[int | None]], None]:
     """Return what shows the progress: one line that is rewritten, or now and then a line in a file."""
     shown_seconds = -PLAIN_INTERVAL_SECONDS
 
-    def show(elapsed_seconds: float) -> None:
+    def show(elapsed_seconds: float, exit_codes: list[int | None]) -> None:
         nonlocal shown_seconds
-        if not out.isatty() and elapsed_seconds < shown_seconds + PLAIN_INTERVAL_SECONDS:
+        if not out.isatty() and elapsed_seconds < shown_seconds + PLAIN_INTERVAL_SECONDS and None in exit_codes:
             return
         shown_seconds = elapsed_seconds
-        ranks = "  ".join(f"rank {rank}: {_last_step(directory, rank):<8}" for rank in range(RANKS))
-        line = f"{elapsed_seconds:5.1f} s  {ranks}"
-        out.write(f"\r{line}" if out.isatty() else f"{line.rstrip()}\n")
+        alike: dict[str, list[int]] = {}
+        for rank, code in enumerate(exit_codes):
+            alike.setdefault(f"{_last_step(directory, rank)}{_ending(code)}", []).append(rank)
+        states = "   ".join(f"{name_ranks(ranks)}: {state}" for state, ranks in alike.items())
+        line = f"{elapsed_seconds:5.1f} s   {states}"
+        out.write(f"\r\x1b[K{line}" if out.isatty() else f"{line}\n")
         out.flush()
 
     return show
+
+
+def _ending(code: int | None) -> str:
+    if code is None:
+        return ""
+    return f", exit {code}" if code >= 0 else f", {signal.Signals(-code).name}"
 
 
 def _last_step(directory: Path, rank: int) -> str:

@@ -12,7 +12,7 @@ NEAR_ENOUGH = 0.5
 """Similarity from which a name is offered instead of an unknown one; catches a typo and a missing half."""
 
 
-@click.command("explain")
+@click.command("explain", short_help="Print the manual of a finding, or list all of them.")
 @click.argument("finding", required=False, metavar="[CODE|NAME]")
 def command(finding: str | None) -> None:
     """Print the manual of a finding: what it means, how it is found, what to do.

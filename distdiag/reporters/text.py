@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import TextIO
 
 from distdiag.findings import Finding, Position, Report, Verdict
-from distdiag.reporters import _terminal, _words
+from distdiag.reporters import _terminal, words
 from distdiag.reporters._lines import BLANK, Line, Span, hang, hang_all, plain, table, wrap
 
 LABEL = 15
@@ -44,13 +44,13 @@ def compose(report: Report, *, width: int, height: int) -> list[Line]:
 
 def _headline(verdict: Verdict, width: int) -> list[Line]:
     """The word, the first sentence and, at the right, the code of the finding."""
-    word = _words.headline(verdict.name, verdict.code)
+    word = words.headline(verdict.name, verdict.code)
     label = f"{verdict.code} {verdict.name}" if verdict.code else ""
     indent = len(word) + 2
     sentence = _sentences(verdict.summary)[0]
     beside = width - indent - len(label) - 2 >= LEAST_HEADLINE
     lines = hang(
-        word, sentence, indent=indent, width=width - (len(label) + 2 if beside else 0), label_style=_words.colour(word)
+        word, sentence, indent=indent, width=width - (len(label) + 2 if beside else 0), label_style=words.colour(word)
     )
     if label and beside:
         room = width - len(plain(lines[0])) - len(label)
@@ -63,7 +63,7 @@ def _headline(verdict: Verdict, width: int) -> list[Line]:
 def _verdict(report: Report, width: int) -> list[Line]:
     verdict = report.verdict
     lines = _headline(verdict, width)
-    indent = len(_words.headline(verdict.name, verdict.code)) + 2
+    indent = len(words.headline(verdict.name, verdict.code)) + 2
     for sentence in _sentences(verdict.summary)[1:]:
         lines += hang("", sentence, indent=indent, width=width)
     return lines + hang("", f"confidence {verdict.confidence}", indent=indent, width=width, style="dim")
@@ -79,13 +79,13 @@ def _ranks(positions: Iterable[Position], verdict: Verdict, width: int) -> list[
     alike: dict[tuple[str, ...], list[Position]] = {}
     for position in sorted(positions, key=lambda each: (each.rank not in verdict.culprits, each.rank)):
         step = "" if position.step is None else str(position.step)
-        place = (step, position.phase or "", _words.basename(position.where or ""), position.doing)
+        place = (step, position.phase or "", words.basename(position.where or ""), position.doing)
         style = "bold" if position.rank in verdict.culprits else ""
         alike.setdefault((style, *place), []).append(position)
     if not alike:
         return []
     rows: list[tuple[str, ...]] = [("ranks", "step", "phase", "where it is", "doing", "since")]
-    rows += [(_words.fold(each.rank for each in same), *place, _since(same)) for (_, *place), same in alike.items()]
+    rows += [(words.fold(each.rank for each in same), *place, _since(same)) for (_, *place), same in alike.items()]
     styles = ["dim", *(style for style, *_ in alike)]
     rows, styles = rows[: MOST_ROWS + 1], styles[: MOST_ROWS + 1]
     lines = table(rows, indent=2, width=UNBOUNDED, styles=styles)
@@ -103,15 +103,15 @@ def _left_out(rows: int) -> list[Line]:
 
 def _since(positions: Iterable[Position]) -> str:
     known = [each.since_seconds for each in positions if each.since_seconds is not None]
-    return _words.duration(max(known)) if known else ""
+    return words.duration(max(known)) if known else ""
 
 
 def _before(positions: Iterable[Position], width: int) -> list[Line]:
     last: dict[str, list[int]] = {}
     for position in positions:
         if position.last:
-            last.setdefault(_words.basename(position.last), []).append(position.rank)
-    shown = [f"{_words.name_ranks(ranks)} completed {call}" for call, ranks in sorted(last.items(), key=_first_rank)]
+            last.setdefault(words.basename(position.last), []).append(position.rank)
+    shown = [f"{words.name_ranks(ranks)} completed {call}" for call, ranks in sorted(last.items(), key=_first_rank)]
     return hang_all("Before that", shown[:MOST_ROWS], indent=LABEL, width=width)
 
 
@@ -126,7 +126,7 @@ def _why(verdict: Verdict, width: int) -> list[Line]:
         places.setdefault(site, []).append(rank)
     if verdict.site and verdict.site not in places:
         places = {verdict.site: list(verdict.culprits), **places}
-    sites = [f"{site}  {_words.name_ranks(ranks)}" if ranks else site for site, ranks in places.items()]
+    sites = [f"{site}  {words.name_ranks(ranks)}" if ranks else site for site, ranks in places.items()]
     sites.sort(key=lambda line: not line.startswith(f"{verdict.site} "))
     return lines + hang_all("Look at", sites, indent=LABEL, width=width)
 

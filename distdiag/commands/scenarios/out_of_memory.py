@@ -17,7 +17,7 @@ class Attention(nn.Module):
         self.project = nn.Linear(16, 16)
 
     def forward(self, document: torch.Tensor) -> torch.Tensor:
-        hidden = self.project(document)
+        hidden: torch.Tensor = self.project(document)
         length = len(document)
         mask = torch.ones(length, length).tril()
         scores = (hidden @ hidden.T) * mask
