@@ -7,9 +7,10 @@ import zlib
 from types import CodeType, FrameType
 from typing import Any
 
-MAX_FRAMES = 24
+BUDGET = 24
 """Frames walked from the innermost outwards: a frame costs about 40 ns, deep module trees have hundreds."""
-MAX_USER_FRAMES = 6
+USER_FRAME = 4
+"""What a user's frame takes of the budget: six of them say enough."""
 MAX_SITES = 20_000
 """Programs that compile code as they go would otherwise grow the tree for ever."""
 SKIPPED_PACKAGES = ("torch", "typing_extensions")
@@ -62,22 +63,34 @@ class CallSites:
         """Return the site of ``frame``: its user frames and its callers', ``nowhere`` if there are none."""
         site = self._root
         skipped = self._skipped
-        left = MAX_USER_FRAMES
-        for _ in range(MAX_FRAMES):
-            if frame is None:
-                break
-            code = frame.f_code
-            skip = skipped.get(code.co_filename)
-            if skip is None:
-                skip = self._skip(code.co_filename)
-            if not skip:
-                # An instruction's offset lies inside its code object, so the sum is unique among living objects.
-                key = id(code) + frame.f_lasti
-                child = site.children.get(key)
-                site = child if child is not None else self._grow(site, key, frame)
-                left -= 1
-                if not left:
-                    break
+        budget = BUDGET
+        inner = frame
+        try:
+            while inner is not None and budget > 0:
+                code = inner.f_code
+                if skipped[code.co_filename]:
+                    budget -= 1
+                else:
+                    # An instruction's offset lies inside its code object, so the sum is unique among living objects.
+                    site = site.children[id(code) + inner.f_lasti]
+                    budget -= USER_FRAME
+                inner = inner.f_back
+        except KeyError:
+            return self._at_first_sight(frame)
+        return site
+
+    def _at_first_sight(self, frame: FrameType | None) -> Site:
+        """Do what ``at`` does where a file or a site is new."""
+        site = self._root
+        budget = BUDGET
+        while frame is not None and budget > 0:
+            filename = frame.f_code.co_filename
+            if self._skipped[filename] if filename in self._skipped else self._skip(filename):
+                budget -= 1
+            else:
+                child = site.children.get(id(frame.f_code) + frame.f_lasti)
+                site = child if child is not None else self._grow(site, frame)
+                budget -= USER_FRAME
             frame = frame.f_back
         return site
 
@@ -85,14 +98,14 @@ class CallSites:
         """Return the site at which another thread is now."""
         return self.at(sys._current_frames().get(thread_id))
 
-    def _grow(self, site: Site, key: int, frame: FrameType) -> Site:
+    def _grow(self, site: Site, frame: FrameType) -> Site:
         if self._size >= MAX_SITES:
             self._root.children.clear()
             self._size = 0
         self._size += 1
         self._last += 1
         child = Site(frame.f_code, [describe(frame), *site.frames], self._last)
-        site.children[key] = child
+        site.children[id(frame.f_code) + frame.f_lasti] = child
         return child
 
     def _skip(self, filename: str) -> bool:

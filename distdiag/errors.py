@@ -5,14 +5,14 @@ import logging
 import os
 from collections.abc import Callable
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import TypeVar, TypeVarTuple
 
 logger = logging.getLogger("distdiag")
 
 RAISE_OWN_ERRORS = "DISTDIAG_RAISE"
 """Environment variable that makes the guard re-raise; the test suite sets it."""
 
-Parameters = ParamSpec("Parameters")
+Parameters = TypeVarTuple("Parameters")
 Result = TypeVar("Result")
 
 
@@ -47,16 +47,16 @@ class guard:  # noqa: N801 - used like contextlib's lower-case context managers
         return _contained(self._what)
 
 
-def guarded(what: str, function: Callable[Parameters, Result]) -> Callable[Parameters, Result | None]:
+def guarded(what: str, function: Callable[[*Parameters], Result]) -> Callable[[*Parameters], Result | None]:
     """Return ``function`` behind the guard, for paths where a context manager would cost too much.
 
     An error gives None.
     """
 
     @functools.wraps(function)
-    def contained(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result | None:
+    def contained(*args: *Parameters) -> Result | None:
         try:
-            return function(*args, **kwargs)
+            return function(*args)
         except Exception:
             if not _contained(what):
                 raise

@@ -152,7 +152,7 @@ class Done(Event, kw_only=True, tag="done"):
 
 
 class Step(Event, kw_only=True, tag="step"):
-    """One training step. A second record of the same step adds facts or rollups to the first."""
+    """One training step. A second record of the same step adds facts to the first."""
 
     KEPT: ClassVar[bool] = True
     step: int
@@ -171,7 +171,7 @@ class Step(Event, kw_only=True, tag="step"):
     facts: dict[str, Any] = {}
     """What the user said with ``distdiag.step``: tokens, samples, loss, lr, grad_norm …"""
     rollups: dict[str, dict[str, int]] = {}
-    """By ``group/op``: calls, bytes, duration_ns, wait_ns. Whole steps only."""
+    """By ``group/op``: calls, bytes, duration_ns, wait_ns, of the calls that ended in this step."""
 
 
 class Phase(Event, kw_only=True, tag="phase"):

@@ -5,7 +5,6 @@ import socket
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path as FilePath
 from typing import Any, TextIO
@@ -29,6 +28,8 @@ MAX_FLIGHTS = 4096
 """Calls without a known end that are kept in mind; some backends never report completion."""
 
 
+LATE_WAIT_NS = 100_000
+"""A wait that begins later after the issue than this is worth a field of its own."""
 DEVICE_NODES = ("/dev/nvidiactl", "/dev/kfd")
 
 
@@ -52,14 +53,12 @@ class GroupState:
 class Flight:
     """A call whose end is not known yet."""
 
-    __slots__ = ("call", "sequence", "signature", "start_ns", "step", "thread", "wait_start_ns", "work")
+    __slots__ = ("call", "sequence", "signature", "start_ns", "wait_start_ns", "work")
 
-    def __init__(self, call: int, signature: "Interned", step: int, start_ns: int, thread: int, sequence: int) -> None:
+    def __init__(self, call: int, signature: "Interned", start_ns: int, sequence: int) -> None:
         self.call = call
         self.signature = signature
-        self.step = step
         self.start_ns = start_ns
-        self.thread = thread
         self.sequence = sequence
         self.wait_start_ns = 0
         self.work: Any = None
@@ -68,7 +67,7 @@ class Flight:
 class Interned:
     """A signature that was written once, with the piece of text that its calls share."""
 
-    __slots__ = ("digest", "event", "on_device", "rollup", "segment", "text")
+    __slots__ = ("calls", "digest", "duration_ns", "event", "on_device", "rollup", "segment", "text", "wait_ns")
 
     def __init__(self, event: events.Signature) -> None:
         self.event = event
@@ -77,6 +76,7 @@ class Interned:
         self.text = f'"signature":{event.signature},'
         self.rollup = f"{event.group}/{event.op}"
         self.segment = -1
+        self.calls = self.duration_ns = self.wait_ns = 0
 
 
 class Recorder:
@@ -96,7 +96,8 @@ class Recorder:
         self.coalescing: dict[Any, int] = {}
         """Number of the open coalesced batch, by group."""
         self.flights: dict[int, Flight] = {}
-        self.ended: deque[tuple[Flight, int, str, str | None]] = deque(maxlen=16 * MAX_FLIGHTS)
+        self.counted: list[Interned] = []
+        """Signatures whose calls ended since the last step did."""
         self.modules: dict[int, str] = {}
         self.calls = 0
         self.signatures = 0
@@ -107,10 +108,8 @@ class Recorder:
         self.backward_site: Site | None = None
         self.progress = 0
         """Grows with every sign of progress that is not a call; the stall rule watches it."""
-        self.flush: Callable[[], None] = lambda: None
-        """Writes the ends of calls noted so far; the hook that notes them sets it."""
         self.poll: Callable[[], None] = lambda: None
-        """Looks for ends of calls that nobody waits for; likewise."""
+        """Looks for ends of calls that nobody waits for; the hook that knows how sets it."""
         self.sample_memory: Callable[[], None] = lambda: None
         self.capturing = 0
         """Number of the CUDA graph that is being captured, 0 if none is."""
@@ -139,6 +138,39 @@ class Recorder:
     def write(self, event: events.Event) -> None:
         """Append one record; never on the path of a collective."""
         self.journal.append(events.encode(event))
+
+    def end(self, flight: Flight, end_ns: int, clock: str, error: str | None) -> None:
+        """Write the end of a call and add it to the sums of its step; on the path of every collective."""
+        waited_ns = flight.wait_start_ns
+        more = ""
+        if waited_ns and waited_ns - flight.start_ns > LATE_WAIT_NS:
+            more = f',"wait_start_ns":{waited_ns}'
+        if error is not None:
+            more += f',"failed":true,"error":{events.encode_text(error)}'
+        self.journal.append(
+            f'{{"kind":"done","call":{flight.call},"end_ns":{end_ns},"clock":"{clock}"{more}}}\n'.encode()
+        )
+        signature = flight.signature
+        if not signature.calls:
+            self.counted.append(signature)
+        signature.calls += 1
+        signature.duration_ns += end_ns - flight.start_ns
+        if waited_ns:
+            signature.wait_ns += end_ns - waited_ns
+
+    def take_rollups(self) -> dict[str, dict[str, int]]:
+        """Return the sums over the calls that ended since they were last taken, by ``group/op``."""
+        counted, self.counted = self.counted, []
+        rollups: dict[str, dict[str, int]] = {}
+        for signature in counted:
+            calls, duration_ns, wait_ns = signature.calls, signature.duration_ns, signature.wait_ns
+            signature.calls = signature.duration_ns = signature.wait_ns = 0
+            sums = rollups.setdefault(signature.rollup, {"calls": 0, "bytes": 0, "duration_ns": 0, "wait_ns": 0})
+            sums["calls"] += calls
+            sums["bytes"] += calls * signature.event.size_bytes
+            sums["duration_ns"] += duration_ns
+            sums["wait_ns"] += wait_ns
+        return rollups
 
     def path_number(self, site: Site | None) -> int | None:
         """Return the number under which a site stands in the present segment, writing it if it does not yet."""

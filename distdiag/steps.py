@@ -27,6 +27,9 @@ class Position(Protocol):
     def set_context(self) -> None:
         """Renew what calls share."""
 
+    def take_rollups(self) -> dict[str, dict[str, int]]:
+        """Return the sums over the calls that ended."""
+
     def write(self, event: events.Event) -> None:
         """Append a record."""
 
@@ -123,6 +126,7 @@ class Loop:
                 calls=recorder.calls,
                 cpu_ns=cpu_ns - self._start_cpu_ns,
                 facts=facts,
+                rollups=recorder.take_rollups(),
             )
         )
         if now >= self._next_memory_ns:

@@ -46,12 +46,12 @@ class Operator:
 
 def _first_shape(args: Arguments) -> Any:
     tensor = args[0][0]
-    return tensor.shape, tensor.dtype, type(tensor), tensor.is_meta
+    return tensor.shape, tensor.dtype, type(tensor), tensor.device
 
 
 def _kind(tensor: Any) -> Any:
     # Tracing runs the same lines with fake and meta tensors of the same shape.
-    return tensor.dtype, type(tensor), tensor.is_meta
+    return tensor.dtype, type(tensor), tensor.device
 
 
 def _shapes(tensors: Any) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from distdiag import events
 from distdiag.errors import guarded
 from distdiag.hooks._patch import Undo, when_imported
 from distdiag.hooks.groups import learn_group
-from distdiag.recorder import MAX_FLIGHTS, Flight, GroupState, Interned, Recorder
+from distdiag.recorder import Flight, GroupState, Interned, Recorder
 
 MAX_SIGNATURES_PER_SITE = 512
 """A site whose shapes change with every call would otherwise fill memory."""
@@ -44,7 +44,8 @@ def _kernel(recorder: Recorder, c10d: ModuleType, operator: Any, send_on: Any) -
 
     begin = guarded(f"record {operator.op}", _begin(recorder, c10d, operator))
     follow = guarded(f"follow {operator.op}", _follow(recorder, c10d, operator))
-    ended, clock, below = recorder.ended, time.monotonic_ns, BELOW
+    clock, below = time.monotonic_ns, BELOW
+    end = guarded("record the end of a call", recorder.end)
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         flight = begin(args)
@@ -52,7 +53,7 @@ def _kernel(recorder: Recorder, c10d: ModuleType, operator: Any, send_on: Any) -
             result = send_on(keyset & below, *args, **kwargs)
         except BaseException as error:
             if flight is not None:
-                ended.append((flight, clock(), "wait", f"{type(error).__name__}: {str(error)[:500]}"))
+                end(flight, clock(), "wait", f"{type(error).__name__}: {str(error)[:500]}")
             # the traceback holds this frame, and with it the tensors
             del args, kwargs, error
             raise
@@ -75,7 +76,7 @@ def _begin(recorder: Recorder, c10d: ModuleType, operator: Any) -> Callable[[tup
     journal, modules = recorder.journal, recorder.modules
     append = journal.append
     nowhere = recorder.sites.nowhere
-    group_at, key_of, p2p = operator.group, operator.key, operator.p2p
+    group_at, key_of, p2p, number = operator.group, operator.key, operator.p2p, id(operator)
     intern = _Interning(recorder, operator).intern
     states, coalescing, unbox = recorder.groups, recorder.coalescing, c10d.ProcessGroup.unbox
 
@@ -88,7 +89,7 @@ def _begin(recorder: Recorder, c10d: ModuleType, operator: Any) -> Callable[[tup
         site = at(getframe(3))  # past this function, its guard and the kernel
         if site is nowhere and recorder.backward_site is not None:
             site = recorder.backward_site
-        key = (operator, state, thread, modules.get(thread) if modules else None, key_of(args))
+        key = (number, state, thread, modules.get(thread) if modules else None, key_of(args))
         signature = site.signatures.get(key)
         if signature is None:
             signature = intern(args, site, state, thread, key)
@@ -115,7 +116,7 @@ def _begin(recorder: Recorder, c10d: ModuleType, operator: Any) -> Callable[[tup
         )
         if journal.segment != signature.segment:
             _rewrite(recorder, signature, state, site)
-        flight = Flight(call, signature, recorder.step, start_ns, thread, sequence)
+        flight = Flight(call, signature, start_ns, sequence)
         if signature.on_device:
             recorder.note_arrival(flight, state)
         return flight
@@ -125,7 +126,7 @@ def _begin(recorder: Recorder, c10d: ModuleType, operator: Any) -> Callable[[tup
 
 def _follow(recorder: Recorder, c10d: ModuleType, operator: Any) -> Callable[[Flight, Any], None]:
     """Return the function that keeps a call in mind until its end is known."""
-    flights, ended, clock = recorder.flights, recorder.ended, time.monotonic_ns
+    flights = recorder.flights
     unbox = c10d.Work.unbox
     returns_work = operator.op != "monitored_barrier"
 
@@ -133,12 +134,10 @@ def _follow(recorder: Recorder, c10d: ModuleType, operator: Any) -> Callable[[Fl
         if flight.signature.on_device:
             return  # holding the work would hold its outputs
         if not returns_work:
-            ended.append((flight, clock(), "wait", None))
+            recorder.end(flight, time.monotonic_ns(), "wait", None)
             return
         work = flight.work = unbox(result[-1] if type(result) is tuple else result)
         flights[id(work)] = flight
-        if len(flights) > MAX_FLIGHTS:
-            del flights[next(iter(flights))]
 
     return follow
 

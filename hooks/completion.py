@@ -8,16 +8,13 @@ import time
 from types import ModuleType
 from typing import Any
 
-from distdiag import events
-from distdiag.errors import guard
+from distdiag.errors import guard, guarded
 from distdiag.hooks._patch import Undo, replace, together, when_imported
-from distdiag.recorder import Flight, Recorder
+from distdiag.recorder import MAX_FLIGHTS, Recorder
 
 BUSY_SECONDS = 0.005
 """Polling costs a launch-bound loop 1.1 % at 2 ms, 0.2 % at 20 ms; waits give exact ends anyway."""
 IDLE_SECONDS = 0.020
-LATE_WAIT_NS = 100_000
-"""A wait that begins later after the issue than this is worth a field of its own."""
 P2P_NEVER_POLLED = frozenset({"send", "recv", "recv_any_source"})
 """gloo ends these only when somebody waits for them."""
 
@@ -44,7 +41,8 @@ def _waitables(c10d: ModuleType) -> list[Any]:
 def _watch_wait(recorder: Recorder, owner: Any) -> Undo:
     """Note when a wait on a recorded work begins and ends; written lean, it runs once per collective."""
     wait = owner.wait
-    flights, ended, clock = recorder.flights, recorder.ended, time.monotonic_ns
+    flights, clock = recorder.flights, time.monotonic_ns
+    end = guarded("record the end of a call", recorder.end)
 
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
         flight = flights.get(id(self))
@@ -55,11 +53,11 @@ def _watch_wait(recorder: Recorder, owner: Any) -> Undo:
             result = wait(self, *args, **kwargs)
         except BaseException as error:
             flights.pop(id(self), None)
-            ended.append((flight, clock(), "wait", f"{type(error).__name__}: {str(error)[:500]}"))
+            end(flight, clock(), "wait", f"{type(error).__name__}: {str(error)[:500]}")
             flight.work = None
             del error
             raise
-        ended.append((flight, clock(), "wait", None))
+        end(flight, clock(), "wait", None)
         flights.pop(id(self), None)
         flight.work = None
         return result
@@ -86,18 +84,16 @@ def _watch_wait_tensor(reaper: "Reaper") -> Undo:
 
 
 class Reaper:
-    """The thread that learns of ends nobody waited for, and writes all ends."""
+    """The thread that learns of ends nobody waited for."""
 
     def __init__(self, recorder: Recorder, wait: Any) -> None:
         self._recorder = recorder
         self._wait = wait
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="distdiag-reaper", daemon=True)
-        self._rollups: dict[int, dict[str, dict[str, int]]] = {}
 
     def start(self) -> None:
         """Start the thread."""
-        self._recorder.flush = self.flush
         self._recorder.poll = lambda: self.poll("poll")
         self._thread.start()
 
@@ -108,15 +104,12 @@ class Reaper:
             self._thread.join(timeout=2.0)
         with guard("write the last ends"):
             self.poll("poll")
-            self.flush()
-            self._write_rollups(before=self._recorder.step + 1)
 
     def _run(self) -> None:
         while not self._stopped.wait(BUSY_SECONDS if self._recorder.flights else IDLE_SECONDS):
             with guard("reap ends of calls"):
                 self.poll("poll")
-                self.flush()
-                self._write_rollups(before=self._recorder.step - 1)
+                self._forget_oldest()
 
     def poll(self, clock: str) -> None:
         """Note the ends of calls that nobody is waiting for."""
@@ -128,9 +121,15 @@ class Reaper:
             if work.is_completed():
                 end_ns = time.monotonic_ns()
                 if flights.pop(key, None) is not None:
-                    self._recorder.ended.append((flight, end_ns, clock, self._failure(work)))
+                    self._recorder.end(flight, end_ns, clock, self._failure(work))
                     flight.work = None
             del work
+
+    def _forget_oldest(self) -> None:
+        """Some backends never report completion: their calls must not pile up."""
+        flights = self._recorder.flights
+        while len(flights) > MAX_FLIGHTS:
+            flights.pop(next(iter(flights)), None)
 
     def _failure(self, work: Any) -> str | None:
         """Return why a completed work failed: a failed work is completed too, and its wait returns at once."""
@@ -139,39 +138,3 @@ class Reaper:
         except RuntimeError as error:
             return f"{type(error).__name__}: {str(error)[:500]}"
         return None
-
-    def flush(self) -> None:
-        """Write the ends noted so far."""
-        ended = self._recorder.ended
-        lines = []
-        while ended:
-            try:
-                flight, end_ns, clock, error = ended.popleft()
-            except IndexError:
-                break
-            lines.append(_line(flight, end_ns, clock, error))
-            self._count(flight, end_ns)
-        if lines:
-            self._recorder.journal.append(b"".join(lines))
-
-    def _count(self, flight: Flight, end_ns: int) -> None:
-        rollup = self._rollups.setdefault(flight.step, {}).setdefault(
-            flight.signature.rollup, {"calls": 0, "bytes": 0, "duration_ns": 0, "wait_ns": 0}
-        )
-        rollup["calls"] += 1
-        rollup["bytes"] += flight.signature.event.size_bytes
-        rollup["duration_ns"] += end_ns - flight.start_ns
-        if flight.wait_start_ns:
-            rollup["wait_ns"] += end_ns - flight.wait_start_ns
-
-    def _write_rollups(self, before: int) -> None:
-        for step in sorted(self._rollups):
-            if step < before:
-                self._recorder.write(events.Step(step=step, rollups=self._rollups.pop(step)))
-
-
-def _line(flight: Flight, end_ns: int, clock: str, error: str | None) -> bytes:
-    late = flight.wait_start_ns - flight.start_ns > LATE_WAIT_NS
-    wait = f',"wait_start_ns":{flight.wait_start_ns}' if late else ""
-    failed = f',"failed":true,"error":{events.encode_text(error)}' if error is not None else ""
-    return f'{{"kind":"done","call":{flight.call},"end_ns":{end_ns},"clock":"{clock}"{wait}{failed}}}\n'.encode()

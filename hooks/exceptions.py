@@ -63,7 +63,6 @@ def _watch_out_of_memory(recorder: Recorder, torch: ModuleType) -> Undo:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands in for the method
         initialise(self, *args, **kwargs)
         with guard("record an out-of-memory error"):
-            recorder.flush()
             recorder.write(
                 events.Fault(
                     fault="out-of-memory",
@@ -83,7 +82,6 @@ def _watch_out_of_memory(recorder: Recorder, torch: ModuleType) -> Undo:
 
 def record_exception(recorder: Recorder, error: BaseException, where: str, thread: str = "MainThread") -> None:
     """Write the fault record of an exception, with the user frames of its traceback."""
-    recorder.flush()
     recorder.write(
         events.Fault(
             fault="out-of-memory" if _is_out_of_memory(error) else "exception",

@@ -34,7 +34,6 @@ def _watch_hard_exit(recorder: Recorder) -> Undo:
     def _exit_recorded(status: int) -> NoReturn:
         if os.getpid() == recorder.pid:
             with guard("record os._exit"):
-                recorder.flush()
                 recorder.write(_exit("os._exit", status, recorder))
                 recorder.journal.close()
         leave(status)
