@@ -1,5 +1,6 @@
 """The query engine: logs as Ibis tables on an embedded DuckDB, with the columns that the records declare."""
 
+import itertools
 import shutil
 import tempfile
 import types
@@ -31,6 +32,8 @@ _SCALARS: dict[Any, tuple[str, str]] = {
 _JSON = ("VARCHAR", "string")
 """Nested and free values stay JSON text: analysis that needs them works on a few records, not on whole runs."""
 
+_IN_MEMORY = {"int64": "int64", "Int64": "int64", "float64": "float64", "bool": "boolean"}
+
 BULK: tuple[type[events.Event], ...] = (events.Call, events.Done)
 """The kinds that make up nearly all of a log; all others are few enough to be decoded one by one."""
 
@@ -41,6 +44,7 @@ class Engine:
     def __init__(self) -> None:
         """Start the database; it lives as long as this object, as do the files it spools."""
         self._ibis = ibis.duckdb.connect()
+        self._names = itertools.count()
         self._spooled: Path | None = None
 
     def spool(self, name: str, data: bytes) -> Path:
@@ -68,6 +72,16 @@ class Engine:
         )
         schema = {FILE: "int64"} | {name: type_ for name, (_, type_) in columns.items()}
         return self._ibis.sql(query, schema=ibis.schema(schema))
+
+    def memory(self, frame: pd.DataFrame) -> ibis.Table:
+        """Return a frame of numbers and truth values as a table."""
+        return ibis.memtable(frame, schema=ibis.schema({name: _IN_MEMORY[str(t)] for name, t in frame.dtypes.items()}))
+
+    def materialised(self, table: ibis.Table) -> ibis.Table:
+        """Return the same rows, computed once and kept: for what a later expression reads several times."""
+        name = f"kept_{next(self._names)}"
+        self._ibis.raw_sql(f"CREATE TEMP TABLE {name} AS {ibis.to_sql(table, dialect='duckdb')}")
+        return self._ibis.sql(f"SELECT * FROM {name}", schema=table.schema())
 
     def other_lines(self, files: Sequence[Path]) -> list[tuple[int, str | None]]:
         """Return file and text of every line that is not of a bulk kind, None for a line that is no JSON."""

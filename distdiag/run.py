@@ -31,7 +31,7 @@ _NEEDED = {events.Call: ("call", "signature", "seq", "step", "start_ns"), events
 _INTERNED = (events.Path, events.Signature, events.Group)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Run:
     """The logs of one launch. Moments are wall-clock nanoseconds; ``path`` columns are keys of ``paths``."""
 
