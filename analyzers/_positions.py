@@ -1,0 +1,211 @@
+"""The last thing known of each rank, for the report's table."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from distdiag.analyzers._issued import group_name
+from distdiag.analyzers._paths import location, short
+from distdiag.findings import Position
+from distdiag.run import Run
+
+SECOND_NS = 1_000_000_000
+_ENDED = {"interpreter": "exited", "os._exit": "left by os._exit", "uninstall": "stopped recording"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Act:
+    """Something a rank was in, and since when."""
+
+    since_ns: int
+    doing: str
+    path: int | None = None
+    phase: str | None = None
+
+
+def positions(run: Run) -> tuple[Position, ...]:
+    """Return where each rank with a log was last, in the order of ranks."""
+    places = _Places(run)
+    return tuple(places.of(rank) for rank in run.ranks)
+
+
+def newest_ns(run: Run) -> int:
+    """Return the moment of the newest record of all ranks."""
+    return max(_newest_by_rank(run).values(), default=0)
+
+
+class _Places:
+    """Looks up the newest records of each rank, taken from the frames once for all ranks."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._newest_ns = newest_ns(run)
+        self._names: dict[tuple[str, tuple[int, ...] | None], str] = {}
+        ended = run.calls[run.calls["end_ns"].notna() & ~run.calls["failed"]]
+        self._last_ended = _last(ended)
+        self._last_call = _last(run.calls)
+        self._last_open = _last(run.calls[run.calls["end_ns"].isna()])
+        self._pulse = _last(run.pulses, "time_ns")
+        self._phase = _last(_open(run.phases, ["rank", "number"]), "time_ns")
+        self._batch = _last(_open(run.batches, ["rank", "loader", "batch"]), "time_ns")
+        self._exit = _last(run.faults[run.faults["fault"] == "exit"], "time_ns")
+        uncaught = run.faults[(run.faults["fault"] != "exit") & (run.faults["where"] == "uncaught")]
+        self._uncaught = _last(uncaught, "time_ns")
+        self._crash = {int(row["rank"]): str(row["kind"]) for row in run.crashes.to_dict("records")}
+        self._step = _newest_steps(run)
+
+    def of(self, rank: int) -> Position:
+        """Return the position of one rank."""
+        act = self._act(rank)
+        pulse = self._pulse.get(rank)
+        path = act.path
+        if pulse is not None and _known(pulse["path"]) and (path is None or not self._waits(rank, act)):
+            path = int(pulse["path"]) if int(pulse["time_ns"]) >= act.since_ns or path is None else path
+        frames = self._run.paths.get(path or 0, ())
+        phase = act.phase if act.phase is not None else str(pulse["phase"]) if pulse is not None else None
+        last = self._last_ended.get(rank)
+        return Position(
+            rank=rank,
+            step=self._step.get(rank),
+            phase=phase or None,
+            where=frames[-1] if frames else None,
+            doing=act.doing,
+            since_seconds=round((self._newest_ns - act.since_ns) / SECOND_NS, 3) if act.since_ns else None,
+            last=None if last is None else self._completed(last),
+        )
+
+    def _act(self, rank: int) -> _Act:
+        """Return what the rank was in: its end, else the innermost thing that it began and did not end."""
+        ended = self._ended(rank)
+        if ended is not None:
+            return ended
+        acts = [act for act in (self._in_call(rank), self._in_batch(rank), self._in_phase(rank)) if act is not None]
+        if acts:
+            return max(acts, key=lambda act: act.since_ns)
+        pulse = self._pulse.get(rank)
+        activity = pulse["activity"] if pulse is not None else None
+        last = self._last_call.get(rank)
+        since = 0 if last is None else int(last["end_ns"] if _known(last["end_ns"]) else last["start_ns"])
+        path = int(last["path"]) if last is not None else None
+        return _Act(since_ns=since, doing=str(activity).replace("-", " ") if _known(activity) else "running", path=path)
+
+    def _ended(self, rank: int) -> _Act | None:
+        record, raised, crash = self._exit.get(rank), self._uncaught.get(rank), self._crash.get(rank)
+        last = self._last_call.get(rank)
+        if raised is not None:
+            kind = str(raised["type"]).rpartition(".")[2]
+            if last is not None and last["failed"]:
+                doing = f"{self._called(last)} failed ({kind})"
+                return _Act(
+                    since_ns=int(last["start_ns"]), doing=doing, path=int(last["path"]), phase=str(last["phase"])
+                )
+            path = int(raised["path"]) if _known(raised["path"]) else None
+            return _Act(since_ns=int(raised["time_ns"]), doing=f"raised {kind}", path=path)
+        if record is not None:
+            code = f" with code {int(record['code'])}" if _known(record["code"]) and int(record["code"]) else ""
+            doing = _ENDED.get(str(record["where"]), "exited") + code
+            return _Act(since_ns=int(record["time_ns"]), doing=doing, path=0 if last is None else int(last["path"]))
+        if crash is not None and crash.startswith("SIG") and crash != "SIGTERM":
+            since = int(last["start_ns"]) if last is not None else 0
+            path = int(last["path"]) if last is not None else None
+            return _Act(since_ns=since, doing=f"died of {crash}", path=path)
+        return None
+
+    def _in_call(self, rank: int) -> _Act | None:
+        row = self._last_open.get(rank)
+        if row is None or not self._is_in(rank, row):
+            return None
+        return _Act(
+            since_ns=int(row["start_ns"]), doing=self._called(row), path=int(row["path"]), phase=str(row["phase"])
+        )
+
+    def _is_in(self, rank: int, row: Mapping[Any, Any]) -> bool:
+        """Return whether a rank is in a call without an end: some are never waited for, or end unseen.
+
+        Waits inside C++ are not seen as waits; then the main thread stays at the lines that issued the call.
+        """
+        pulse = self._pulse.get(rank)
+        newer = pulse is not None and int(pulse["time_ns"]) > int(row["start_ns"])
+        if newer and pulse is not None and int(row["call"]) in pulse["waiting"]:
+            return True
+        elsewhere = newer and pulse is not None and _known(pulse["path"]) and int(pulse["path"]) != int(row["path"])
+        return int(row["call"]) == int(self._last_call[rank]["call"]) and not elsewhere
+
+    def _in_batch(self, rank: int) -> _Act | None:
+        row = self._batch.get(rank)
+        return (
+            None
+            if row is None
+            else _Act(since_ns=int(row["time_ns"]), doing="data loading", path=_path(row), phase="data")
+        )
+
+    def _in_phase(self, rank: int) -> _Act | None:
+        row = self._phase.get(rank)
+        if row is None:
+            return None
+        return _Act(since_ns=int(row["time_ns"]), doing=f"in {row['phase']}", path=_path(row), phase=str(row["phase"]))
+
+    def _waits(self, rank: int, act: _Act) -> bool:
+        row = self._last_open.get(rank)
+        return row is not None and act.since_ns == int(row["start_ns"])
+
+    def _called(self, row: Mapping[Any, Any]) -> str:
+        key = (str(row["group"]), row["members"])
+        if key not in self._names:
+            self._names[key] = group_name(self._run, *key)
+        peer = f" with rank {int(row['peer'])}" if row["p2p"] and _known(row["peer"]) else ""
+        return f"{row['op']} {int(row['seq'])}{peer} of group {self._names[key]}"
+
+    def _completed(self, row: Mapping[Any, Any]) -> str:
+        frames = self._run.paths.get(int(row["path"]), ())
+        site = f", {short(location(frames[-1]))}" if frames else ""
+        return f"{row['op']} {int(row['seq'])}{site}"
+
+
+def _last(frame: pd.DataFrame, by: str | None = None) -> dict[int, dict[Any, Any]]:
+    """Return per rank the row with the greatest value, or the last row; calls are ordered as they are."""
+    if frame.empty:
+        return {}
+    ordered = frame if by is None else frame.sort_values(["rank", by], kind="stable")
+    newest = ordered.drop_duplicates("rank", keep="last")
+    return {int(row["rank"]): row for row in newest.to_dict("records")}
+
+
+def _open(records: pd.DataFrame, identity: list[str]) -> pd.DataFrame:
+    """Return the begin records without an end."""
+    ended = records[records["edge"] == "end"].set_index(identity).index
+    begun = records[records["edge"] == "begin"]
+    return begun[~begun.set_index(identity).index.isin(ended)]
+
+
+def _newest_by_rank(run: Run) -> dict[int, int]:
+    newest: dict[int, int] = {}
+    frames = (run.calls, run.steps, run.phases, run.batches, run.memory, run.faults, run.stacks, run.pulses, run.gc)
+    for frame in frames:
+        for name in ("time_ns", "start_ns", "end_ns"):
+            if name not in frame or frame.empty:
+                continue
+            latest = frame.groupby("rank")[name].max().dropna()
+            for rank, moment in zip(latest.index.tolist(), latest.tolist(), strict=True):
+                newest[rank] = max(newest.get(rank, 0), int(moment))
+    return newest
+
+
+def _newest_steps(run: Run) -> dict[int, int]:
+    """Return per rank the step of its newest record that names one."""
+    named = [(run.calls, "start_ns"), (run.pulses, "time_ns"), (run.batches, "time_ns"), (run.phases, "time_ns")]
+    newest: dict[int, tuple[int, int]] = {}
+    for frame, moment in [*named, (run.faults, "time_ns"), (run.steps, "end_ns")]:
+        for rank, row in _last(frame[frame[moment].notna()], None if frame is run.calls else moment).items():
+            newest[rank] = max(newest.get(rank, (0, 0)), (int(row[moment]), int(row["step"])))
+    return {rank: step for rank, (_, step) in newest.items()}
+
+
+def _path(row: Mapping[Any, Any]) -> int | None:
+    return int(row["path"]) if _known(row["path"]) else None
+
+
+def _known(value: Any) -> bool:
+    return value is not None and not pd.isna(value)
