@@ -14,12 +14,13 @@ WARM_UP_STEPS = 2
 ENOUGH_STEPS = 5
 """The warm-up is left out where at least as many steps stay."""
 NOTABLY_SLOWER = 1.1
+LEAST_DIFFERENCE_SECONDS = 0.005
 """Ranks that share cores differ by less than this without a reason."""
 TOKEN_FACTS = ("effective_tokens", "tokens", "num_tokens")
 """Names under which people tell ``distdiag.step`` how many tokens a rank trained on, best first."""
 NO_STEPS = "no whole training step was recorded; steps end with an optimizer's step, or with distdiag.step()"
 DEVICE_TIMES = "the host runs ahead of the device the ranks compute on, and these logs hold no device times"
-NO_TOKENS = "nobody said how many tokens a step had: distdiag.step(tokens=...), padding left out, would"
+NO_TOKENS = "tokens were not recorded: say distdiag.step(tokens=...), padding left out"
 SECOND_NS = 1e9
 
 
@@ -171,7 +172,7 @@ def _slowest(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
     own = {rank: float(row["own_step_seconds"]) for rank, row in ranks.items()}
     rank = max(own, key=lambda each: (own[each], -each))
     typical = float(np.median([seconds for other, seconds in own.items() if other != rank]))
-    if typical <= 0 or own[rank] < typical * NOTABLY_SLOWER:
+    if own[rank] < max(typical * NOTABLY_SLOWER, typical + LEAST_DIFFERENCE_SECONDS):
         return None
     return {"rank": rank, "own_step_seconds": own[rank], "typical_seconds": round(typical, 6)}
 

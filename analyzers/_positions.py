@@ -21,8 +21,10 @@ class _Act:
 
     since_ns: int
     doing: str
-    path: int | None = None
+    frames: tuple[str, ...] | None = None
     phase: str | None = None
+    waits: bool = False
+    """It is in a call: nothing newer says better where."""
 
 
 def positions(run: Run) -> tuple[Position, ...]:
@@ -60,10 +62,10 @@ class _Places:
         """Return the position of one rank."""
         act = self._act(rank)
         pulse = self._pulse.get(rank)
-        path = act.path
-        if pulse is not None and _known(pulse["path"]) and (path is None or not self._waits(rank, act)):
-            path = int(pulse["path"]) if int(pulse["time_ns"]) >= act.since_ns or path is None else path
-        frames = self._run.paths.get(path or 0, ())
+        frames = act.frames
+        newer = pulse is not None and (frames is None or int(pulse["time_ns"]) >= act.since_ns)
+        if pulse is not None and newer and not act.waits and _known(pulse["path"]):
+            frames = self._frames(pulse)
         phase = act.phase if act.phase is not None else str(pulse["phase"]) if pulse is not None else None
         last = self._last_ended.get(rank)
         return Position(
@@ -88,8 +90,8 @@ class _Places:
         activity = pulse["activity"] if pulse is not None else None
         last = self._last_call.get(rank)
         since = 0 if last is None else int(last["end_ns"] if _known(last["end_ns"]) else last["start_ns"])
-        path = int(last["path"]) if last is not None else None
-        return _Act(since_ns=since, doing=str(activity).replace("-", " ") if _known(activity) else "running", path=path)
+        doing = str(activity).replace("-", " ") if _known(activity) else "running"
+        return _Act(since_ns=since, doing=doing, frames=None if last is None else self._frames(last))
 
     def _ended(self, rank: int) -> _Act | None:
         record, raised, crash = self._exit.get(rank), self._uncaught.get(rank), self._crash.get(rank)
@@ -97,29 +99,28 @@ class _Places:
         if raised is not None:
             kind = str(raised["type"]).rpartition(".")[2]
             if last is not None and last["failed"]:
-                doing = f"{self._called(last)} failed ({kind})"
-                return _Act(
-                    since_ns=int(last["start_ns"]), doing=doing, path=int(last["path"]), phase=str(last["phase"])
-                )
-            path = int(raised["path"]) if _known(raised["path"]) else None
-            return _Act(since_ns=int(raised["time_ns"]), doing=f"raised {kind}", path=path)
+                return self._in(last, f"{self._called(last)} failed ({kind})")
+            frames = raised["frames"] or self._frames(raised)
+            return _Act(since_ns=int(raised["time_ns"]), doing=f"raised {kind}", frames=frames, waits=True)
         if record is not None:
             code = f" with code {int(record['code'])}" if _known(record["code"]) and int(record["code"]) else ""
             doing = _ENDED.get(str(record["where"]), "exited") + code
-            return _Act(since_ns=int(record["time_ns"]), doing=doing, path=0 if last is None else int(last["path"]))
+            frames = None if last is None else self._frames(last)
+            return _Act(since_ns=int(record["time_ns"]), doing=doing, frames=frames)
         if crash is not None and crash.startswith("SIG") and crash != "SIGTERM":
-            since = int(last["start_ns"]) if last is not None else 0
-            path = int(last["path"]) if last is not None else None
-            return _Act(since_ns=since, doing=f"died of {crash}", path=path)
+            doing = f"died of {crash}"
+            return _Act(since_ns=0, doing=doing) if last is None else self._in(last, doing)
         return None
 
     def _in_call(self, rank: int) -> _Act | None:
         row = self._last_open.get(rank)
         if row is None or not self._is_in(rank, row):
             return None
-        return _Act(
-            since_ns=int(row["start_ns"]), doing=self._called(row), path=int(row["path"]), phase=str(row["phase"])
-        )
+        return self._in(row, self._called(row))
+
+    def _in(self, call: Mapping[Any, Any], doing: str) -> _Act:
+        frames = self._frames(call)
+        return _Act(since_ns=int(call["start_ns"]), doing=doing, frames=frames, phase=str(call["phase"]), waits=True)
 
     def _is_in(self, rank: int, row: Mapping[Any, Any]) -> bool:
         """Return whether a rank is in a call without an end: some are never waited for, or end unseen.
@@ -135,21 +136,19 @@ class _Places:
 
     def _in_batch(self, rank: int) -> _Act | None:
         row = self._batch.get(rank)
-        return (
-            None
-            if row is None
-            else _Act(since_ns=int(row["time_ns"]), doing="data loading", path=_path(row), phase="data")
-        )
+        if row is None:
+            return None
+        return _Act(since_ns=int(row["time_ns"]), doing="data loading", frames=self._frames(row), phase="data")
 
     def _in_phase(self, rank: int) -> _Act | None:
         row = self._phase.get(rank)
         if row is None:
             return None
-        return _Act(since_ns=int(row["time_ns"]), doing=f"in {row['phase']}", path=_path(row), phase=str(row["phase"]))
+        phase = str(row["phase"])
+        return _Act(since_ns=int(row["time_ns"]), doing=f"in {phase}", frames=self._frames(row), phase=phase)
 
-    def _waits(self, rank: int, act: _Act) -> bool:
-        row = self._last_open.get(rank)
-        return row is not None and act.since_ns == int(row["start_ns"])
+    def _frames(self, row: Mapping[Any, Any]) -> tuple[str, ...]:
+        return self._run.paths.get(int(row["path"]), ()) if _known(row["path"]) else ()
 
     def _called(self, row: Mapping[Any, Any]) -> str:
         key = (str(row["group"]), row["members"])
@@ -201,10 +200,6 @@ def _newest_steps(run: Run) -> dict[int, int]:
         for rank, row in _last(frame[frame[moment].notna()], None if frame is run.calls else moment).items():
             newest[rank] = max(newest.get(rank, (0, 0)), (int(row[moment]), int(row["step"])))
     return {rank: step for rank, (_, step) in newest.items()}
-
-
-def _path(row: Mapping[Any, Any]) -> int | None:
-    return int(row["path"]) if _known(row["path"]) else None
 
 
 def _known(value: Any) -> bool:

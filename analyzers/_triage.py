@@ -66,7 +66,7 @@ def _earlier(run: Run) -> str:
     more = len(said) - MOST_GROUPS
     text = "; ".join(said[:MOST_GROUPS]) + (f"; and {more} more" if more > 0 else "")
     if not text:
-        text = "no exception and no out-of-memory error was recorded"
+        text = "no out-of-memory error and no exception but those of failed waits was recorded"
         if run.quality.window_bytes is not None:
             text += f" in the newest {run.quality.window_bytes >> 10} KiB of each rank, which is what was read"
     if not _losses(run):
@@ -95,9 +95,8 @@ def _fault(row: Mapping[Any, Any], run: Run, end_ns: int) -> str:
     what = "ran out of memory" if row["fault"] == "out-of-memory" else f"raised {row['type']}"
     frames = row["frames"] or (run.paths.get(int(row["path"]), ()) if not pd.isna(row["path"]) else ())
     site = f" at {short(location(frames[-1]))}" if frames else ""
-    caught = " (caught)" if row["where"] == "raised" else ""
     before = seconds(end_ns - int(row["time_ns"]))
-    return f"rank {row['rank']} {what}{caught} in step {row['step']}{site}, {before} before the last record"
+    return f"rank {row['rank']} {what} in step {row['step']}{site}, {before} before the last record"
 
 
 def _losses(run: Run) -> bool:
@@ -233,9 +232,7 @@ def _span(shares: Sequence[float]) -> str:
 def _pace(measured: Mapping[str, Any]) -> str:
     unknown, ranks, slowest = measured["unknown"], measured["ranks"], measured["slowest"]
     tokens = [row["tokens_per_second"] for row in ranks.values() if row["tokens_per_second"] is not None]
-    text = (
-        f"these logs cannot tell tokens: {unknown['tokens']}" if "tokens" in unknown else f"{sum(tokens):,.0f} tokens/s"
-    )
+    text = unknown["tokens"] if "tokens" in unknown else f"{sum(tokens):,.0f} tokens/s"
     if "steps" in unknown or "shares" in unknown:
         return f"{text}; nor the slowest rank: {unknown.get('steps') or unknown.get('shares')}"
     if slowest is None:

@@ -28,7 +28,8 @@ _FATAL = re.compile(r"Fatal Python error: (.+)")
 _SEGMENT = re.compile(r"(?:\.\d{4,})?\.jsonl$")
 _FROZEN = re.compile(r"Timeout \(.+\)!")
 _LIBRARY = re.compile(
-    r"(?:^<)|/(?:site|dist)-packages/|/lib/python3[^/]*/|/distdiag/(?:hooks|commands)/|/distdiag/\w+\.py:"
+    r"^<|/(?:site|dist)-packages/(?:torch|distdiag|typing_extensions)\b"
+    r"|/lib/python3[^/]*/(?!(?:site|dist)-packages/)|/distdiag/(?:hooks|commands)/|/distdiag/\w+\.py:"
 )
 
 
@@ -69,7 +70,7 @@ def crashes_in(path: Path) -> Iterator[Crash]:
 
 
 def user_frames(frames: Iterable[str]) -> tuple[str, ...]:
-    """Return the frames that are the user's own: no installed package, standard library, made-up file or distdiag."""
+    """Return the frames that are not of torch, the standard library, made-up files or distdiag itself."""
     return tuple(frame for frame in frames if not _LIBRARY.search(frame))
 
 
