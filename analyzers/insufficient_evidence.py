@@ -1,0 +1,93 @@
+"""These logs do not suffice for a verdict that could be trusted.
+
+What it means
+    Something about the logs themselves contradicts itself or is missing in so many places that an accusation
+    would be a guess: two processes claim the same rank, the ranks disagree on how many they are, logs lack
+    their header and with it their clock, the ops of calls are unknown, or nothing was recorded at all.
+
+How it is found
+    Headers, ranks, world sizes and signatures of all logs are compared while they are read.
+
+What to do
+    See the evidence: it names the ranks and files. Usually two launches wrote into one directory, a launcher
+    gave the same RANK twice, or only the end of a log was copied.
+"""
+
+from collections.abc import Iterator
+
+from distdiag.analyzers._wording import counted, named, verb
+from distdiag.findings import Confidence, Finding, Severity
+from distdiag.run import Run
+
+CODE = "DD105"
+NAME = "insufficient-evidence"
+TOO_MANY_UNKNOWN = 0.01
+"""Share of calls of unknown op beyond which the order of calls cannot be compared."""
+
+
+def analyze(run: Run) -> Iterator[Finding]:
+    """Yield one finding for each way in which the logs contradict themselves or say too little."""
+    yield from _doubled(run)
+    yield from _worlds(run)
+    yield from _lost(run)
+    if run.calls.empty and run.steps.empty and run.phases.empty and run.faults.empty:
+        yield _finding(
+            f"the logs of {named(run.ranks)} hold no call, step, phase or fault",
+            (f"{counted(run.quality.files, 'file')} of {run.quality.bytes} bytes",),
+            "check that distdiag.install() runs before training, and that the job got as far as that",
+        )
+
+
+def _doubled(run: Run) -> Iterator[Finding]:
+    doubled = run.quality.doubled_ranks
+    if doubled:
+        yield _finding(
+            f"{named(doubled)} {verb(doubled, 'was', 'were')} claimed by several processes at the same time",
+            tuple(f"rank {rank}: processes {', '.join(map(str, pids))}" for rank, pids in doubled.items()),
+            "check RANK and WORLD_SIZE of every process: LOCAL_RANK used as RANK gives each host the same ranks",
+        )
+
+
+def _worlds(run: Run) -> Iterator[Finding]:
+    sizes = run.quality.world_sizes
+    if len(sizes) > 1:
+        yield _finding(
+            f"the ranks disagree on the size of their world: {' and '.join(map(str, sizes))}",
+            tuple(
+                f"world of {size}: {named(run.headers.loc[run.headers['world_size'] == size, 'rank'])}"
+                for size in sizes
+            ),
+            "give each launch a log directory of its own, and the same WORLD_SIZE to all its processes",
+        )
+
+
+def _lost(run: Run) -> Iterator[Finding]:
+    quality = run.quality
+    if quality.headerless_ranks:
+        yield _finding(
+            f"{_logs(quality.headerless_ranks)} without a header, so the clock is unknown",
+            ("moments of these ranks cannot be compared with those of others",),
+            "copy these logs again, from their beginning",
+        )
+    if quality.unresolved_calls > TOO_MANY_UNKNOWN * max(1, len(run.calls)):
+        yield _finding(
+            f"{counted(quality.unresolved_calls, 'call')} of {len(run.calls)} are of unknown op and group",
+            ("the records that describe them are not in these logs",),
+            "copy the logs again, from their beginning and with all their segments",
+        )
+
+
+def _logs(ranks: tuple[int, ...]) -> str:
+    return f"the {verb(ranks, 'log', 'logs')} of {named(ranks)} {verb(ranks, 'is', 'are')}"
+
+
+def _finding(summary: str, evidence: tuple[str, ...], action: str) -> Finding:
+    return Finding(
+        code=CODE,
+        name=NAME,
+        severity=Severity.WARNING,
+        summary=summary,
+        confidence=Confidence.HIGH,
+        evidence=evidence,
+        action=(action,),
+    )
