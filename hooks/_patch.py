@@ -72,11 +72,12 @@ def replace(owner: Any, name: str, substitute: Any) -> Undo:
 
 
 def together(undos: Sequence[Undo]) -> Undo:
-    """Return one undo that runs all of them, the last first."""
+    """Return one undo that runs all of them, the last first; one that fails does not stop the others."""
 
     def undo() -> None:
         for each in reversed(undos):
-            each()
+            with guard("take a hook off"):
+                each()
 
     return undo
 
@@ -109,10 +110,10 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name:
+        if fullname != self._name or self not in sys.meta_path:
             return None
-        self._forget()
-        for finder in list(sys.meta_path):
+        # Asking for a spec need not lead to an import: the watch ends when the module is executed.
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
                 self._follow(spec)
@@ -127,14 +128,18 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            with guard(f"watch {self._name}"):
-                self._undo = self._install(module)
+            if self._forget():
+                with guard(f"watch {self._name}"):
+                    self._undo = self._install(module)
 
         loader.exec_module = exec_module  # type: ignore[method-assign]  # this loader serves this module alone
 
-    def _forget(self) -> None:
-        if self in sys.meta_path:
+    def _forget(self) -> bool:
+        """Leave the import system; return whether this finder still was in it."""
+        waiting = self in sys.meta_path
+        if waiting:
             sys.meta_path.remove(self)
+        return waiting
 
     def undo(self) -> None:
         self._forget()

@@ -1,0 +1,263 @@
+"""Real ranks for tests: a program on several gloo processes, and what they recorded.
+
+    ranks = launch(PROGRAM, tmp_path, world_size=2)
+    assert ranks[0].code == 0, ranks[0].stderr
+    assert [issued.op for issued in ranks[0].log.issued()] == ["all_reduce"]
+
+A program is the text of a script. It tells the test something by printing one JSON object as its last line,
+and marks lines that the test wants to find in call sites with a comment: ``loss.backward()  # LINE backward``.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import distdiag
+from distdiag import events
+from distdiag.journal import read_lines, segments_of
+
+CAP_SECONDS = 60.0
+"""No program of a test takes as long, even with other work on the machine."""
+ROOT = Path(__file__).parents[1]
+
+Kind = TypeVar("Kind", bound=events.Event)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issued:
+    """A call with what its number and its signature refer to."""
+
+    call: events.Call
+    signature: events.Signature
+    frames: tuple[str, ...]
+    done: events.Done | None
+
+    @property
+    def op(self) -> str:
+        """Return the operator's name."""
+        return self.signature.op
+
+    @property
+    def site(self) -> str:
+        """Return the innermost user frame."""
+        return self.frames[-1] if self.frames else ""
+
+    @property
+    def seconds(self) -> float:
+        """Return how long the call took; it must have ended."""
+        assert self.done is not None, f"{self.op} has no end"
+        return (self.done.end_ns - self.call.start_ns) / 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLog:
+    """The records of one process."""
+
+    records: tuple[events.Event, ...]
+
+    def of(self, kind: type[Kind]) -> list[Kind]:
+        """Return the records of one kind, in order."""
+        return [record for record in self.records if isinstance(record, kind)]
+
+    def issued(self, *ops: str) -> list[Issued]:
+        """Return the calls in order, those of some operators only if any are named."""
+        signatures = {each.signature: each for each in self.of(events.Signature)}
+        ends = {each.call: each for each in self.of(events.Done)}
+        paths = self.paths()
+        issued = []
+        for call in self.of(events.Call):
+            signature = signatures[call.signature]
+            if not ops or signature.op in ops:
+                frames = paths.get(signature.path, ())
+                issued.append(Issued(call=call, signature=signature, frames=frames, done=ends.get(call.call)))
+        return issued
+
+    def paths(self) -> dict[int, tuple[str, ...]]:
+        """Return the user frames of each path number."""
+        return {each.path: tuple(each.frames) for each in self.of(events.Path)}
+
+    def phases(self, name: str) -> list[events.Phase]:
+        """Return the begins and ends of the phases of a name."""
+        return [phase for phase in self.of(events.Phase) if phase.phase == name]
+
+    def faults(self, *kinds: str) -> list[events.Fault]:
+        """Return the fault records of some kinds."""
+        return [fault for fault in self.of(events.Fault) if fault.fault in kinds]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """One process of a program, after its end."""
+
+    code: int
+    stdout: str
+    stderr: str
+    script: Path
+    log: RankLog
+    crash: str
+    """What faulthandler wrote beside the log."""
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """Return the JSON object that the program printed last."""
+        assert self.stdout.strip(), self.stderr
+        told: dict[str, Any] = json.loads(self.stdout.strip().splitlines()[-1])
+        return told
+
+    def line(self, mark: str) -> str:
+        """Return ``file:line`` of the line that carries the comment ``LINE mark``."""
+        for number, text in enumerate(self.script.read_text().splitlines(), 1):
+            if text.endswith(f"# LINE {mark}"):
+                return f"{self.script}:{number}"
+        raise LookupError(mark)
+
+
+def read_logs(directory: Path) -> dict[str, RankLog]:
+    """Return the logs of a directory by stem."""
+    return {
+        f"{log.stem}.attempt{log.attempt}" if log.attempt else log.stem: RankLog(
+            records=tuple(events.decode(line) for file in log.files for line in read_lines(file))
+        )
+        for log in (segments_of(directory) if directory.is_dir() else [])
+    }
+
+
+def launch(
+    program: str,
+    directory: Path,
+    *,
+    world_size: int = 2,
+    cap_seconds: float = CAP_SECONDS,
+    variables: Mapping[str, str] | None = None,
+    ranked: bool = True,
+) -> list[Ended]:
+    """Run a program on some ranks until all have ended; whoever is not done within the cap is killed.
+
+    ``ranked=False`` starts the processes without the variables of a launcher.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    script = directory / "train.py"
+    script.write_text(textwrap.dedent(program).lstrip())
+    port = free_port()
+    processes = []
+    for rank in range(world_size):
+        own = launcher_variables(rank, world_size, port) if ranked else {}
+        out, err = (directory / f"{rank}.{stream}" for stream in ("out", "err"))
+        with out.open("w") as stdout, err.open("w") as stderr:
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, script],
+                    env={**os.environ, **surroundings(directory), **own, **(variables or {})},
+                    cwd=directory,
+                    stdout=stdout,
+                    stderr=stderr,
+                    start_new_session=True,  # so that the cap ends loader workers too
+                )
+            )
+    _wait(processes, cap_seconds)
+    logs = read_logs(directory / "logs")
+    return [_ended(process, rank, directory, logs) for rank, process in enumerate(processes)]
+
+
+def surroundings(directory: Path) -> dict[str, str]:
+    """Return the variables that every recorded process of a test gets."""
+    return {
+        "PYTHONPATH": str(ROOT),
+        "DISTDIAG_DIR": str(directory / "logs"),
+        "DISTDIAG_RAISE": "1",
+        "DISTDIAG_NATIVE_STACKS": "off",
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONWARNINGS": "ignore",
+    }
+
+
+def launcher_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """Return what torchrun would set."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait(processes: list[subprocess.Popen[bytes]], cap_seconds: float) -> None:
+    deadline = time.monotonic() + cap_seconds
+    try:
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _ended(process: subprocess.Popen[bytes], rank: int, directory: Path, logs: Mapping[str, RankLog]) -> Ended:
+    log = _of_process(logs, process.pid)
+    crash = directory / "logs" / f"{log[0]}.crash.txt"
+    return Ended(
+        code=process.returncode,
+        stdout=(directory / f"{rank}.out").read_text(),
+        stderr=(directory / f"{rank}.err").read_text(),
+        script=directory / "train.py",
+        log=log[1],
+        crash=crash.read_text() if crash.exists() else "",
+    )
+
+
+def _of_process(logs: Mapping[str, RankLog], pid: int) -> tuple[str, RankLog]:
+    for stem, log in logs.items():
+        if any(header.pid == pid for header in log.of(events.Header)):
+            return stem, log
+    return "", RankLog(records=())
+
+
+class Recording:
+    """What the test's own process records between ``install`` and ``uninstall``."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @property
+    def log(self) -> RankLog:
+        """Return what has been written so far."""
+        (log,) = read_logs(self.directory).values()
+        return log
+
+    @functools.cached_property
+    def recorder(self) -> Any:
+        """Return the recorder; only while it records."""
+        installed: Any = vars(distdiag)["_installed"]
+        return installed.recorder
+
+
+@contextlib.contextmanager
+def recording(directory: Path, **arguments: Any) -> Iterator[Recording]:
+    """Record the test's own process."""
+    distdiag.install(directory, **arguments)
+    try:
+        yield Recording(directory)
+    finally:
+        distdiag.uninstall()
