@@ -37,6 +37,9 @@ class Header(Event, kw_only=True, tag="header"):
     host: str
     pid: int
     segment: int = 0
+    source: str = "distdiag"
+    """Who recorded it: ``distdiag`` itself, or what it was imported from, which may tell much less:
+    ``flight-recorder``, ``stderr`` …"""
     device: str = "cpu"
     script: str | None = None
     versions: dict[str, str] = {}
@@ -314,6 +317,18 @@ class Compile(Event, kw_only=True, tag="compile"):
     what: str | None = None
 
 
+class Status(Event, kw_only=True, tag="status"):
+    """What a backend says of a group by itself: how far it got; imported logs may know no more than this."""
+
+    KEPT: ClassVar[bool] = True
+    group: str
+    time_ns: int
+    last_enqueued: int | None = None
+    last_started: int | None = None
+    last_completed: int | None = None
+    """Numbers of collectives as c10d counts; None or absent where nothing got so far."""
+
+
 class Decision(Event, kw_only=True, tag="decision"):
     """A rank-local decision of the user's code, said with ``distdiag.decision``."""
 
@@ -377,6 +392,7 @@ Record = (
     | Fault
     | GarbageCollection
     | Compile
+    | Status
     | Decision
     | Pulse
     | Dropped
