@@ -1,6 +1,7 @@
 """One clock for all ranks: what to add to each rank's monotonic clock to get the run's time."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -15,41 +16,50 @@ SAMPLED_COLLECTIVES = 200
 """A median over the newest of them is as good as over all, and cheap at a thousand ranks."""
 
 
-def wall_offsets(headers: Mapping[int, Header]) -> dict[int, int]:
-    """Return per rank what maps its monotonic clock to wall time; ranks of one host share one exact clock."""
-    offsets: dict[int, int] = {}
-    of_host: dict[str, int] = {}
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """One monotonic clock, and what maps it to wall time."""
+
+    host: str
+    offset_ns: int
+
+
+def clocks_of(headers: Mapping[int, Header], ranks: Iterable[int]) -> dict[int, Clock]:
+    """Return the clock of each rank: ranks of one host share an exact one.
+
+    A rank without a header gets the median of the others' and counts as a host of its own.
+    """
+    clocks: dict[int, Clock] = {}
+    shared: dict[str, Clock] = {}
     for rank in sorted(headers):
         header = headers[rank]
-        offset = header.wall_ns - header.monotonic_ns
-        shared = of_host.setdefault(header.host, offset)
-        offsets[rank] = shared if abs(offset - shared) < SAME_CLOCK_NS else offset
-    return offsets
+        own = Clock(header.host, header.wall_ns - header.monotonic_ns)
+        clock = shared.setdefault(header.host, own)
+        clocks[rank] = clock if abs(own.offset_ns - clock.offset_ns) < SAME_CLOCK_NS else own
+    offsets = sorted(clock.offset_ns for clock in clocks.values())
+    typical = offsets[len(offsets) // 2] if offsets else 0
+    return {rank: clocks.get(rank) or Clock(f"rank {rank}", typical) for rank in ranks}
 
 
-def corrections(calls: pd.DataFrame, offsets: Mapping[int, int]) -> tuple[dict[int, int], int | None]:
+def corrections(calls: pd.DataFrame, clocks: Mapping[int, Clock]) -> tuple[dict[int, int], int | None]:
     """Return per rank what to add to its wall time, from the ends of common collectives, and the error that remains.
 
     A collective ends at about the same moment everywhere, so the median difference of a clock to the others'
-    ends is that clock's error. Ranks with the same offset share a clock and are corrected alike. The error is
-    None where nothing could be compared; it is 0 where there is only one clock.
+    ends is that clock's error. The error that remains is None where nothing could be compared, and 0 where
+    there is only one clock.
     """
-    clocks = {
-        rank: number
-        for number, offset in enumerate(sorted(set(offsets.values())))
-        for rank in offsets
-        if offsets[rank] == offset
-    }
-    if len(set(clocks.values())) < 2:
+    distinct = sorted(set(clocks.values()), key=lambda clock: (clock.host, clock.offset_ns))
+    if len(distinct) < 2:
         return {}, 0
-    ends = _ends_by_clock(calls, clocks)
+    numbers = {rank: distinct.index(clock) for rank, clock in clocks.items()}
+    ends = _ends_by_clock(calls, numbers)
     if ends.empty:
         return {}, None
     late = ends.sub(ends.median(axis="columns"), axis="index")
     known = late.columns[late.count() >= ENOUGH_COLLECTIVES]
     skew = late[known].median()
     remaining = late[known].sub(skew, axis="columns").abs().quantile(0.9).max()
-    added = {rank: -round(float(skew[clock])) for rank, clock in clocks.items() if clock in skew.index}
+    added = {rank: -round(float(skew[number])) for rank, number in numbers.items() if number in skew.index}
     return added, None if pd.isna(remaining) else round(float(remaining))
 
 

@@ -35,10 +35,10 @@ class Part:
         return self.path == self.log.path and self.log.size_bytes > self.log.used_bytes
 
 
-def window_bytes(members: Mapping[int, Process], whole_bytes: int = WHOLE_BYTES) -> int | None:
+def window_bytes(members: Mapping[int, Process]) -> int | None:
     """Return how many of its newest bytes are read of each rank, None for all."""
     total = sum(log.used_bytes for process in members.values() for log in process.files)
-    return None if total <= whole_bytes else max(LEAST_BYTES, whole_bytes // len(members))
+    return None if total <= WHOLE_BYTES else max(LEAST_BYTES, WHOLE_BYTES // len(members))
 
 
 def parts_of(members: Mapping[int, Process], window: int | None, engine: Engine) -> tuple[Part, ...]:

@@ -11,11 +11,11 @@ import pandas as pd
 
 from distdiag import events
 from distdiag._calls import UNKNOWN, Columns, calls_frame, signatures_of
-from distdiag._clocks import corrections, wall_offsets
+from distdiag._clocks import clocks_of, corrections
 from distdiag._crashes import crash_frame, user_frames
 from distdiag._frames import CALL_COLUMNS, CRASH_COLUMNS, TIMES, Ranked, frame_of
 from distdiag._identity import Groups, Paths, interned
-from distdiag._launch import Launch, Process, choose, processes_of
+from distdiag._launch import Launch, choose, processes_of
 from distdiag._logfiles import LogFile, discover
 from distdiag._quality import Quality
 from distdiag._records import Records, decode_lines
@@ -94,12 +94,13 @@ def load(path: Path) -> Run:
     parts = parts_of(launch.members, window, engine)
     records = decode_lines(parts, engine.other_lines([part.path for part in parts]))
     headers = _headers(records)
-    offsets = _offsets(headers, launch.members)
+    clocks = clocks_of(headers, launch.members)
+    offsets = {rank: clock.offset_ns for rank, clock in clocks.items()}
     calls, damaged, paths = _calls(engine, parts, records, offsets)
     ranks = tuple(sorted(records.ranks | set(calls["rank"].unique().tolist())))
     if not ranks:
         raise _nothing_to_analyse(path, logs, launch)
-    added, clock_error = corrections(calls, offsets)
+    added, clock_error = corrections(calls, clocks)
     offsets = {rank: offset + added.get(rank, 0) for rank, offset in offsets.items()}
     frames = _frames(records, paths, offsets)
     worlds = sorted({header.world_size for header in headers.values() if header.world_size is not None})
@@ -174,13 +175,6 @@ def _headers(records: Records) -> dict[int, events.Header]:
         if first.world_size is None and item.record.world_size is not None:
             found[item.rank] = item.record
     return dict(sorted(found.items()))
-
-
-def _offsets(headers: Mapping[int, events.Header], members: Mapping[int, Process]) -> dict[int, int]:
-    """Return what to add to the clock of each rank; one without a header gets the median of the others."""
-    known = wall_offsets(headers)
-    typical = sorted(known.values())[len(known) // 2] if known else 0
-    return {rank: known.get(rank, typical) for rank in members}
 
 
 def _calls(
