@@ -27,6 +27,23 @@ from distdiag.errors import DistdiagError
 __all__ = ["CALL_COLUMNS", "CRASH_COLUMNS", "Quality", "Run", "load", "user_frames"]
 
 _KINDS = {events.kind_of(kind): kind for kind in events.EVENTS}
+_FRAMES: Mapping[str, type[events.Event]] = {
+    "groups": events.Group,
+    "steps": events.Step,
+    "phases": events.Phase,
+    "batches": events.Batch,
+    "memory": events.Memory,
+    "numerics": events.Numerics,
+    "faults": events.Fault,
+    "stacks": events.Stack,
+    "pulses": events.Pulse,
+    "gc": events.GarbageCollection,
+    "compiles": events.Compile,
+    "replays": events.Replay,
+    "statuses": events.Status,
+    "decisions": events.Decision,
+    "dropped": events.Dropped,
+}
 _NEEDED = {events.Call: ("call", "signature", "seq", "step", "start_ns"), events.Done: ("call", "end_ns")}
 _INTERNED = (events.Path, events.Signature, events.Group)
 
@@ -58,6 +75,8 @@ class Run:
     pulses: pd.DataFrame
     gc: pd.DataFrame
     compiles: pd.DataFrame
+    replays: pd.DataFrame
+    statuses: pd.DataFrame
     decisions: pd.DataFrame
     dropped: pd.DataFrame
     crashes: pd.DataFrame
@@ -119,7 +138,7 @@ def load(path: Path) -> Run:
             bytes=sum(log.used_bytes for log in logs),
             missing_ranks=missing,
             empty_files=tuple(log.path.name for log in logs if not log.used_bytes and not log.torn),
-            unreadable_files=tuple(part.log.path.name for part in parts if part.rank not in ranks),
+            unreadable_files=_unreadable(logs, parts, ranks),
             unsupported_files=launch.unsupported,
             undecodable_lines=_by_name(records.undecodable + damaged),
             torn_files=tuple(part.log.path.name for part in parts if part.log.torn),
@@ -151,7 +170,7 @@ def _nothing_to_analyse(path: Path, logs: Sequence[LogFile], launch: Launch) -> 
             f"the logs in {path} are of schema {newer}; this version reads {events.SCHEMA}",
             "analyse them with the version of distdiag that recorded them, or a newer one",
         )
-    if not any(log.used_bytes for log in logs):
+    if not any(log.used_bytes or log.torn for log in logs):
         return DistdiagError(f"all {len(logs)} logs in {path} are empty", "did the processes get as far as install()?")
     if launch.nameless and not launch.members:
         return DistdiagError(
@@ -227,21 +246,10 @@ def _frames(records: Records, paths: Paths, offsets: Mapping[int, int]) -> dict[
     def of(kind: type[events.Event]) -> pd.DataFrame:
         return frame_of(kind, records.by_kind[kind], paths.id_of, offsets)
 
-    return {
-        "groups": of(events.Group).drop_duplicates(["rank", "group", "ranks"], ignore_index=True),
-        "steps": merged_steps(of(events.Step)),
-        "phases": of(events.Phase),
-        "batches": of(events.Batch),
-        "memory": of(events.Memory),
-        "numerics": of(events.Numerics),
-        "faults": of(events.Fault),
-        "stacks": of(events.Stack),
-        "pulses": of(events.Pulse),
-        "gc": of(events.GarbageCollection),
-        "compiles": of(events.Compile),
-        "decisions": of(events.Decision),
-        "dropped": of(events.Dropped),
-    }
+    frames = {name: of(kind) for name, kind in _FRAMES.items()}
+    frames["groups"] = frames["groups"].drop_duplicates(["rank", "group", "ranks"], ignore_index=True)
+    frames["steps"] = merged_steps(frames["steps"])
+    return frames
 
 
 def _shifted(calls: pd.DataFrame, added: Mapping[int, int]) -> pd.DataFrame:
@@ -260,6 +268,12 @@ def _dropped(records: Records) -> dict[int, int]:
         if isinstance(item.record, events.Dropped):
             count[item.rank] += item.record.records
     return dict(sorted(count.items()))
+
+
+def _unreadable(logs: Sequence[LogFile], parts: Sequence[Part], ranks: Sequence[int]) -> tuple[str, ...]:
+    """Return the files that hold something, but no record."""
+    nothing_whole = {log.path.name for log in logs if log.torn and not log.used_bytes}
+    return tuple(sorted(nothing_whole | {part.log.path.name for part in parts if part.rank not in ranks}))
 
 
 def _by_name(count: Counter[str]) -> dict[str, int]:

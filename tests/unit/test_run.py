@@ -27,6 +27,8 @@ FRAMES = (
     "pulses",
     "gc",
     "compiles",
+    "replays",
+    "statuses",
     "decisions",
     "dropped",
     "crashes",
