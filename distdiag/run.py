@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 
 from distdiag import events
-from distdiag._calls import UNKNOWN, Columns, calls_frame, signatures_of
+from distdiag._bulk import read_calls
+from distdiag._calls import UNKNOWN
 from distdiag._clocks import clocks_of, corrections
 from distdiag._crashes import crash_frame, user_frames
 from distdiag._frames import CALL_COLUMNS, CRASH_COLUMNS, TIMES, Ranked, frame_of
-from distdiag._identity import Groups, Paths, interned
+from distdiag._identity import Paths
 from distdiag._launch import Launch, choose, processes_of
 from distdiag._logfiles import LogFile, discover
 from distdiag._quality import Quality
@@ -44,8 +45,6 @@ _FRAMES: Mapping[str, type[events.Event]] = {
     "decisions": events.Decision,
     "dropped": events.Dropped,
 }
-_NEEDED = {events.Call: ("call", "signature", "seq", "step", "start_ns"), events.Done: ("call", "end_ns")}
-_INTERNED = (events.Path, events.Signature, events.Group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
@@ -115,7 +114,7 @@ def load(path: Path) -> Run:
     headers = _headers(records)
     clocks = clocks_of(headers, launch.members)
     offsets = {rank: clock.offset_ns for rank, clock in clocks.items()}
-    calls, damaged, paths = _calls(engine, parts, records, offsets)
+    calls, damaged, paths = read_calls(engine, parts, records, offsets)
     ranks = tuple(sorted(records.ranks | set(calls["rank"].unique().tolist())))
     if not ranks:
         raise _nothing_to_analyse(path, logs, launch)
@@ -194,52 +193,6 @@ def _headers(records: Records) -> dict[int, events.Header]:
         if first.world_size is None and item.record.world_size is not None:
             found[item.rank] = item.record
     return dict(sorted(found.items()))
-
-
-def _calls(
-    engine: Engine, parts: Sequence[Part], records: Records, offsets: Mapping[int, int]
-) -> tuple[pd.DataFrame, Counter[str], Paths]:
-    """Return the calls, the damaged lines by file name, and the paths of all records."""
-    calls, damaged_calls = _columns(engine, events.Call, parts, offsets)
-    dones, damaged_dones = _columns(engine, events.Done, parts, offsets)
-
-    def joined() -> tuple[pd.DataFrame, Paths]:
-        paths = interned(records.by_kind[events.Path])
-        groups = Groups(records.by_kind[events.Group])
-        return calls_frame(calls, dones, signatures_of(records.by_kind[events.Signature], paths, groups)), paths
-
-    frame, paths = joined()
-    cut = [part for part in parts if part.cut]
-    if cut and (frame["op"] == UNKNOWN).any():
-        _add_interned(engine, cut, records)
-        frame, paths = joined()
-    return frame, damaged_calls + damaged_dones, paths
-
-
-def _add_interned(engine: Engine, cut: Sequence[Part], records: Records) -> None:
-    """Add the interned records that stand in the parts of files that were not read."""
-    more = decode_lines(cut, engine.lines_of([part.log.path for part in cut], _INTERNED))
-    for kind in _INTERNED:
-        records.by_kind[kind] += more.by_kind[kind]
-
-
-def _columns(
-    engine: Engine, kind: type[events.Event], parts: Sequence[Part], offsets: Mapping[int, int]
-) -> tuple[Columns, Counter[str]]:
-    """Return the rows of a bulk kind; rows that lack a needed field are damaged lines, counted by file name."""
-    arrow = engine.arrow(engine.read([part.path for part in parts], kind))
-    damaged = np.zeros(arrow.num_rows, dtype=bool)
-    for name in _NEEDED[kind]:
-        if arrow[name].null_count:
-            damaged |= np.asarray(arrow[name].is_null().to_numpy())
-    files = np.asarray(arrow[FILE].to_numpy(), dtype=np.int64)
-    count = Counter(parts[file].log.path.name for file in files[damaged].tolist())
-    if damaged.any():
-        arrow = arrow.take(np.flatnonzero(~damaged))
-        files = files[~damaged]
-    ranks = np.array([part.rank for part in parts], dtype=np.int64)
-    shifts = np.array([offsets[part.rank] for part in parts], dtype=np.int64)
-    return Columns(ranks=ranks[files], offsets=shifts[files], arrow=arrow), count
 
 
 def _frames(records: Records, paths: Paths, offsets: Mapping[int, int]) -> dict[str, pd.DataFrame]:
