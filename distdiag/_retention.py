@@ -5,7 +5,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -177,11 +177,20 @@ class Retention:
             segment = self.retired[0]
             self.files.append(LogFile(number=segment.number, path=segment.path, size_bytes=segment.seal()))
             self.retired.popleft()
+        if self.total_bytes + live_bytes > self._max_bytes:
+            self._forget_removed()
         while self.total_bytes + live_bytes > self._max_bytes:
             oldest = next((index for index, file in enumerate(self.files) if not file.condensed), len(self.files))
             if oldest + DETAILED_SEGMENTS >= len(self.files):
                 return
             self._condense(oldest)
+
+    def _forget_removed(self) -> None:
+        """Leave alone what somebody removed by hand to make room."""
+        there = [file for file in self.files if file.path.exists()]
+        if len(there) < len(self.files):
+            self.files = there
+            self._known = frozenset()
 
     def _condense(self, index: int) -> None:
         file, following = self.files[index : index + 2]
@@ -211,20 +220,13 @@ def _condense(
     file: LogFile, following: LogFile, *, known: frozenset[bytes], joins: bool
 ) -> tuple[bytes, frozenset[bytes]]:
     remains = _Remains(known, joins=joins)
-    for position, line in enumerate(_lines_if_any(file.path)):
+    for position, line in enumerate(read_lines(file.path)):
         remains.take(position, line)
     # The writer looks whether a signature stands in the segment, then appends: the call may land in the next one.
-    for line in islice(_lines_if_any(following.path), LOOKAHEAD_LINES):
+    for line in islice(read_lines(following.path), LOOKAHEAD_LINES):
         remains.want(line)
     data = remains.result(file.number)
     return data, known | remains.once
-
-
-def _lines_if_any(path: Path) -> Iterator[bytes]:
-    try:
-        yield from read_lines(path)
-    except FileNotFoundError:  # somebody made room by hand
-        return
 
 
 def _replace(path: Path, data: bytes) -> None:
