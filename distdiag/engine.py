@@ -1,12 +1,13 @@
 """The query engine: logs as Ibis tables on an embedded DuckDB, with the columns that the records declare."""
 
+import contextlib
 import itertools
 import shutil
 import tempfile
 import types
 import typing
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,10 @@ class Engine:
         return ibis.memtable(frame, schema=ibis.schema({name: _IN_MEMORY[str(t)] for name, t in frame.dtypes.items()}))
 
     def materialised(self, table: ibis.Table) -> ibis.Table:
-        """Return the same rows, computed once and kept: for what a later expression reads several times."""
+        """Return the rows of a table of logs, computed once and kept for expressions that read them several times."""
         name = f"kept_{next(self._names)}"
-        self._ibis.raw_sql(f"CREATE TEMP TABLE {name} AS {ibis.to_sql(table, dialect='duckdb')}")
+        with _readable():
+            self._ibis.raw_sql(f"CREATE TEMP TABLE {name} AS {ibis.to_sql(table, dialect='duckdb')}")
         return self._ibis.sql(f"SELECT * FROM {name}", schema=table.schema())
 
     def other_lines(self, files: Sequence[Path]) -> list[tuple[int, str | None]]:
@@ -101,12 +103,8 @@ class Engine:
 
     def arrow(self, table: ibis.Table) -> Any:
         """Run an expression and return its rows as an Arrow table."""
-        try:
+        with _readable():
             return table.to_pyarrow()
-        except duckdb.Error as error:
-            raise DistdiagError(
-                f"the logs cannot be read: {str(error).splitlines()[0]}", "are they being moved or deleted?"
-            ) from error
 
     def frame(self, table: ibis.Table) -> pd.DataFrame:
         """Run an expression and return its rows as a frame."""
@@ -119,6 +117,17 @@ _OPTIONS = (
     "format = 'newline_delimited', ignore_errors = true, filename = true, "
     f"maximum_object_size = {MAX_LINE_BYTES}, compression = 'uncompressed'"
 )
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    """Turn the database's errors into one for people: logs were moved, deleted or denied while they were read."""
+    try:
+        yield
+    except duckdb.Error as error:
+        raise DistdiagError(
+            f"the logs cannot be read: {str(error).splitlines()[0]}", "are they being moved or deleted?"
+        ) from error
 
 
 def _of_kinds(kinds: Sequence[type[events.Event]]) -> str:

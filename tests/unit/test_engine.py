@@ -1,0 +1,94 @@
+"""The columns that records declare, as the engine reads them."""
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from distdiag import events
+from distdiag.engine import FILE, Engine
+from distdiag.errors import DistdiagError
+
+
+def written(directory: Path, *records: events.Event, name: str = "log") -> Path:
+    path = directory / f"{name}.jsonl"
+    path.write_bytes(b"".join(map(events.encode, records)))
+    return path
+
+
+def rows(engine: Engine, files: list[Path], kind: type[events.Event]) -> list[dict[Any, Any]]:
+    return engine.arrow(engine.read(files, kind)).to_pylist()  # type: ignore[no-any-return]  # Arrow has no types
+
+
+@pytest.mark.parametrize("kind", events.EVENTS)
+def test_every_kind_has_a_table_with_its_fields(tmp_path: Path, kind: type[events.Event]) -> None:
+    engine = Engine()
+
+    table = engine.read([written(tmp_path, events.Pulse(time_ns=1, step=2))], kind)
+
+    assert list(table.columns) == [FILE, *kind.__struct_fields__]
+    assert engine.arrow(table).num_rows == (1 if kind is events.Pulse else 0)
+
+
+def test_what_a_record_left_out_is_its_default_or_null(tmp_path: Path) -> None:
+    done = events.Done(call=1, end_ns=2, clock="poll")
+
+    (row,) = rows(Engine(), [written(tmp_path, done)], events.Done)
+
+    assert (row["failed"], row["error"], row["wait_start_ns"]) == (False, None, None)
+
+
+def test_nested_values_stay_text(tmp_path: Path) -> None:
+    step = events.Step(step=1, facts={"loss": 0.5})
+
+    (row,) = rows(Engine(), [written(tmp_path, step)], events.Step)
+
+    assert row["facts"] == '{"loss":0.5}'
+
+
+def test_rows_name_the_file_they_stand_in(tmp_path: Path) -> None:
+    files = [written(tmp_path, events.Pulse(time_ns=number, step=0), name=str(9 - number)) for number in range(9)]
+
+    found = rows(Engine(), files, events.Pulse)
+
+    assert [(row[FILE], row["time_ns"]) for row in found] == [(number, number) for number in range(9)]
+
+
+def test_a_file_that_went_away_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    engine = Engine()
+
+    with pytest.raises(DistdiagError, match="cannot be read"):
+        engine.arrow(engine.read([tmp_path / "gone.jsonl"], events.Call))
+
+
+def test_a_frame_in_memory_is_a_table() -> None:
+    engine = Engine()
+    frame = pd.DataFrame({"rank": [0, 0, 1], "ns": pd.array([1, None, 5], dtype="Int64"), "late": [True, False, True]})
+
+    table = engine.memory(frame)
+    summed = engine.frame(table.group_by("rank").agg(ns=table.ns.sum()).order_by("rank"))
+
+    assert summed["ns"].tolist() == [1, 5]
+
+
+def test_materialised_rows_outlive_their_file(tmp_path: Path) -> None:
+    engine = Engine()
+    file = written(tmp_path, events.Pulse(time_ns=5, step=2))
+
+    table = engine.materialised(engine.read([file], events.Pulse).select("time_ns"))
+    file.unlink()
+
+    assert engine.frame(table).to_dict("list") == {"time_ns": [5]}
+
+
+def test_spooled_files_go_with_the_engine() -> None:
+    engine = Engine()
+    path = engine.spool("log", b"data")
+    assert path.read_bytes() == b"data"
+
+    del engine
+    gc.collect()
+
+    assert not path.parent.exists()
