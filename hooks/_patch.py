@@ -86,7 +86,11 @@ def when_imported(name: str, install: Callable[[ModuleType], Undo]) -> Undo:
     """Run ``install`` with module ``name`` now if it is loaded, else right after somebody loads it.
 
     distdiag must not load libraries that the job does not use: importing some of them takes seconds.
+    A part of a package is watched once the whole package is loaded: before, its parts lack one another.
     """
+    package = name.partition(".")[0]
+    if package != name and package not in sys.modules:
+        return when_imported(package, lambda _: when_imported(name, install))
     module = sys.modules.get(name)
     if module is not None and not _is_loading(module):
         return install(module)
