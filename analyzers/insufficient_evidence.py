@@ -71,7 +71,7 @@ def _lost(run: Run) -> Iterator[Finding]:
         )
     if quality.unresolved_calls > TOO_MANY_UNKNOWN * max(1, len(run.calls)):
         yield _finding(
-            f"{counted(quality.unresolved_calls, 'call')} of {len(run.calls)} are of unknown op and group",
+            f"the op and group of {counted(quality.unresolved_calls, 'call')} of {len(run.calls)} are unknown",
             ("the records that describe them are not in these logs",),
             "copy the logs again, from their beginning and with all their segments",
         )

@@ -1,0 +1,132 @@
+"""Where the time of steps goes, computed from frames and from whole logs alike."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from distdiag import events
+from distdiag.analyzers._performance import performance
+from distdiag.run import Run
+from tests.logs import Logs
+
+STEP_SECONDS = 0.1
+DATA_SECONDS = 0.01
+TRANSFER_SECONDS = 0.002
+
+
+def job(slow: float = 0.0, *, steps: int = 12, clock: str = "wait") -> Logs:
+    """Three ranks; the last one computes ``slow`` seconds longer, the others wait for it."""
+    logs = Logs(world_size=3)
+    for step in range(steps):
+        for rank in logs:
+            rank.at(step * STEP_SECONDS).sleep(DATA_SECONDS + 0.02 + (slow if rank.rank == 2 else 0.0))
+        arrived = max(rank.now_ns for rank in logs)
+        for rank in logs:
+            waited = (arrived - rank.now_ns) / 1e9 + TRANSFER_SECONDS
+            rank.done(rank.all_reduce(pending=True), seconds=waited, clock=clock)
+            rank.at(step * STEP_SECONDS).end_step(
+                seconds=STEP_SECONDS, data_ns=round(DATA_SECONDS * 1e9), facts={"tokens": 50}
+            )
+    return logs
+
+
+def from_logs(run: Run) -> Run:
+    """Return the run as if its logs had been too long for its frames."""
+    return dataclasses.replace(run, quality=dataclasses.replace(run.quality, window_bytes=1))
+
+
+def test_shares_add_up_and_the_late_rank_does_not_wait(tmp_path: Path) -> None:
+    measured = performance(job(slow=0.03).load(tmp_path))
+
+    assert measured["ranks"][0]["shares"] == {"computing": 0.58, "data": 0.1, "communication": 0.02, "waiting": 0.3}
+    assert measured["ranks"][2]["shares"] == {"computing": 0.88, "data": 0.1, "communication": 0.02, "waiting": 0.0}
+    assert measured["ranks"][0]["mean_step_seconds"] == pytest.approx(STEP_SECONDS)
+
+
+def test_the_slowest_rank_is_the_one_with_the_longest_own_time(tmp_path: Path) -> None:
+    measured = performance(job(slow=0.03).load(tmp_path))
+
+    assert measured["slowest"] == {"rank": 2, "own_step_seconds": 0.1, "typical_seconds": 0.07}
+
+
+def test_no_rank_is_called_slow_for_a_small_difference(tmp_path: Path) -> None:
+    assert performance(job(slow=0.003).load(tmp_path))["slowest"] is None
+
+
+def test_first_steps_do_not_count_where_enough_stay(tmp_path: Path) -> None:
+    measured = performance(job(steps=12).load(tmp_path / "many"))
+    few = performance(job(steps=3).load(tmp_path / "few"))
+
+    assert (measured["ranks"][0]["steps"], few["ranks"][0]["steps"]) == (10, 3)
+
+
+def test_calls_that_nobody_waits_for_overlap_one_another(tmp_path: Path) -> None:
+    logs = Logs(world_size=2)
+    for rank in logs:
+        for step in range(8):
+            rank.at(step)
+            buckets = [rank.all_reduce(pending=True) for _ in range(4)]
+            rank.sleep(0.1 + 0.4 * rank.rank)
+            for bucket in buckets:
+                rank.done(bucket, clock="poll")
+            rank.at(step).end_step(seconds=1.0)
+
+    shares = performance(logs.load(tmp_path))["ranks"][1]["shares"]
+
+    assert (shares["waiting"], shares["communication"]) == (0.4, 0.1)
+
+
+@pytest.mark.parametrize("clock", ["wait", "poll"])
+def test_whole_logs_give_the_same_as_frames(tmp_path: Path, clock: str) -> None:
+    logs = job(slow=0.03, clock=clock)
+    for rank in logs.only(0, 1):
+        rank.group("1", (0, 1))
+        rank.all_reduce(group="1")
+        rank.send(1 - rank.rank, group="1")
+    run = logs.load(tmp_path)
+
+    assert performance(from_logs(run)) == performance(run)
+
+
+def test_steps_whose_calls_are_lost_do_not_count(tmp_path: Path) -> None:
+    logs = job(slow=0.03)
+    for rank in logs:
+        rank.records = [record for record in rank.records if getattr(record, "call", 99) > 6]
+
+    run = logs.load(tmp_path)
+
+    assert performance(run)["ranks"][0]["shares"]["waiting"] == pytest.approx(0.3)
+    assert performance(from_logs(run)) == performance(run)
+
+
+def test_tokens_are_counted_where_they_were_said(tmp_path: Path) -> None:
+    measured = performance(job().load(tmp_path))
+
+    assert measured["ranks"][0]["tokens_per_second"] == pytest.approx(500.0)
+    assert "tokens" not in measured["unknown"]
+
+
+def test_what_was_not_recorded_is_told(tmp_path: Path) -> None:
+    logs = Logs(world_size=2)
+    for rank in logs:
+        rank.all_reduce()
+
+    measured = performance(logs.load(tmp_path))
+
+    assert measured["ranks"] == {}
+    assert set(measured["unknown"]) == {"steps", "tokens"}
+
+
+def test_no_share_is_told_of_a_device_that_the_host_runs_ahead_of(tmp_path: Path) -> None:
+    logs = job(slow=0.03)
+    for rank in logs:
+        for record in rank.records:
+            if isinstance(record, events.Signature):
+                record.device = "cuda"
+
+    measured = performance(logs.load(tmp_path))
+
+    assert "shares" in measured["unknown"]
+    assert (measured["slowest"], measured["ranks"][0]["shares"]) == (None, None)
+    assert measured["ranks"][0]["mean_step_seconds"] == pytest.approx(STEP_SECONDS)
