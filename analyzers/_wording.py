@@ -1,0 +1,44 @@
+"""Words that several findings share: ranks, times, groups and calls as sentences say them."""
+
+from collections.abc import Iterable
+
+SECOND_NS = 1_000_000_000
+MANY_MEMBERS = 1
+
+
+def fold(ranks: Iterable[int]) -> str:
+    """Return ranks as ``0-2,5``."""
+    ordered = sorted(set(ranks))
+    runs: list[list[int]] = []
+    for rank in ordered:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def named(ranks: Iterable[int]) -> str:
+    """Return ``rank 3`` or ``ranks 0-2,5``; ``no rank`` when there is none."""
+    ordered = sorted(set(ranks))
+    if not ordered:
+        return "no rank"
+    return f"rank {ordered[0]}" if len(ordered) == 1 else f"ranks {fold(ordered)}"
+
+
+def verb(ranks: Iterable[int], one: str, many: str) -> str:
+    """Return the form of a verb that fits the number of ranks."""
+    return one if len(set(ranks)) == 1 else many
+
+
+def seconds(duration_ns: float) -> str:
+    """Return a duration with as many digits as a reader needs."""
+    value = duration_ns / SECOND_NS
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    return f"{value:.1f} s" if value < 100 else f"{value:.0f} s"
+
+
+def counted(number: int, what: str) -> str:
+    """Return ``1 call``, ``3 calls``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
