@@ -1,0 +1,154 @@
+"""How each rank's life went as far as its log tells: the failure it did not recover from, and how it ended."""
+
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from distdiag.run import Run
+
+SECOND_NS = 1_000_000_000
+TORN_DOWN = "SIGTERM"
+FROZEN = "frozen"
+FATAL_SIGNALS = re.compile(r"SIG(?!TERM)[A-Z0-9]+")
+
+TIMEOUT = re.compile(r"timed out|time-out|timeout|wait timeout|clients joined", re.IGNORECASE)
+"""What a wait says that gave up; nobody fails of it who had no reason to wait."""
+CONNECTION = re.compile(
+    r"connection (?:was )?(?:reset|closed|refused|aborted)|closed by (?:remote )?peer|broken pipe|(?:read|write) error"
+    r"|remote process|recv(?:value)? failed|failed to recv|pair closure|communicator (?:was )?aborted|socket",
+    re.IGNORECASE,
+)
+"""What a wait says whose other side went away."""
+GROUP_PHASES = ("init_process_group", "new_group", "split_group")
+NEVER_NS = 2**63 - 1
+_EVENT_TIMES = ("time_ns", "start_ns", "end_ns")
+
+
+class End(enum.StrEnum):
+    """How a process ended, as far as it could still say."""
+
+    ORDERLY = "orderly"
+    HARD_EXIT = "os._exit"
+    ABORTED = "aborted"
+    TORN_DOWN = "torn down"
+    SILENT = "silent"
+    """Without a word: killed, frozen, or still alive when its log was read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """What the log of one rank says of its end."""
+
+    rank: int
+    end: End
+    last_ns: int
+    """Its last record."""
+    first_ns: int
+    end_ns: int
+    """When it ended, or its last record."""
+    code: int | None = None
+    signal: str | None = None
+    crash_frames: tuple[str, ...] = ()
+    frozen: bool = False
+    failed_ns: int | None = None
+    """When the first call, or making of a group, failed after which no call succeeded any more."""
+    failure: str | None = None
+    """What it said, where that is known."""
+
+    @property
+    def in_trouble(self) -> bool:
+        """Return whether something is to be explained."""
+        return self.end is not End.ORDERLY or self.failed_ns is not None
+
+
+def lives_of(run: Run) -> Mapping[int, Life]:
+    """Return the life of each rank that has a log."""
+    firsts, lasts = _bounds(run)
+    failures = _unrecovered(run.calls, run.phases)
+    exits = {int(row.rank): row for row in run.faults[run.faults["fault"] == "exit"].itertuples()}
+    lives = {}
+    for rank in run.ranks:
+        last_ns = lasts.get(rank, 0)
+        failed_ns, failure = failures.get(rank, (None, None))
+        crashes = run.crashes[run.crashes["rank"] == rank]
+        fatal = crashes[crashes["kind"].str.fullmatch(FATAL_SIGNALS)] if len(crashes) else crashes
+        kinds = set(crashes["kind"])
+        exit_record = exits.get(rank)
+        end, code = _end(exit_record, fatal_signal=len(fatal) > 0, torn_down=TORN_DOWN in kinds)
+        lives[rank] = Life(
+            rank=rank,
+            end=end,
+            first_ns=firsts.get(rank, 0),
+            last_ns=last_ns,
+            end_ns=int(exit_record.time_ns) if exit_record is not None else last_ns,
+            code=code,
+            signal=str(fatal["kind"].iloc[0]) if len(fatal) else TORN_DOWN if TORN_DOWN in kinds else None,
+            crash_frames=tuple(fatal["frames"].iloc[0]) if len(fatal) else (),
+            frozen=FROZEN in kinds,
+            failed_ns=failed_ns,
+            failure=failure,
+        )
+    return lives
+
+
+def _end(exit_record: object, *, fatal_signal: bool, torn_down: bool) -> tuple[End, int | None]:
+    if exit_record is not None:
+        code = getattr(exit_record, "code", None)
+        hard = getattr(exit_record, "where", None) == "os._exit"
+        return End.HARD_EXIT if hard else End.ORDERLY, None if pd.isna(code) else int(code)
+    if fatal_signal:
+        return End.ABORTED, None
+    return (End.TORN_DOWN if torn_down else End.SILENT), None
+
+
+def _bounds(run: Run) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the first and the last moment that each rank recorded anything."""
+    firsts: dict[int, int] = {}
+    lasts: dict[int, int] = {}
+    frames = (run.calls, run.steps, run.phases, run.batches, run.memory, run.faults, run.stacks, run.pulses, run.groups)
+    for frame in frames:
+        for column in _EVENT_TIMES:
+            if column not in frame or frame.empty:
+                continue
+            known = frame[["rank", column]].dropna().groupby("rank")[column]
+            for rank, value in known.max().items():
+                lasts[int(str(rank))] = max(lasts.get(int(str(rank)), 0), int(value))
+            for rank, value in known.min().items():
+                firsts[int(str(rank))] = min(firsts.get(int(str(rank)), int(value)), int(value))
+    return firsts, lasts
+
+
+def _unrecovered(calls: pd.DataFrame, phases: pd.DataFrame) -> dict[int, tuple[int, str | None]]:
+    """Return per rank the first failure after which it issued no call that succeeded, and what it said."""
+    columns = ["rank", "end_ns", "error"]
+    failed = calls[calls["failed"]]
+    failed = failed.assign(end_ns=failed["end_ns"].fillna(failed["start_ns"]).astype("int64"))
+    creating = phases[phases["phase"].isin(GROUP_PHASES) & (phases["edge"] == "end") & phases["failed"]]
+    creating = creating.assign(end_ns=creating["time_ns"], error=None)
+    both = pd.concat([frame[columns] for frame in (failed, creating) if len(frame)] or [failed[columns]])
+    if both.empty:
+        return {}
+    well = calls[~calls["failed"] & calls["end_ns"].notna()]
+    last_well = {int(str(rank)): int(start) for rank, start in well.groupby("rank")["start_ns"].max().items()}
+    first: dict[int, tuple[int, str | None]] = {}
+    for rank, end_ns, error in zip(both["rank"].tolist(), both["end_ns"].tolist(), both["error"].tolist(), strict=True):
+        if end_ns >= last_well.get(rank, 0) and (rank not in first or end_ns < first[rank][0]):
+            first[rank] = end_ns, _text(error)
+    return first
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def before_failure(calls: pd.DataFrame, lives: Mapping[int, Life]) -> npt.NDArray[np.bool_]:
+    """Return which calls were issued before their rank's unrecovered failure; later ones are its consequences."""
+    ranks, positions = np.unique(calls["rank"].to_numpy(), return_inverse=True)
+    cuts = [lives[rank].failed_ns for rank in ranks.tolist()]
+    limits = np.array([NEVER_NS if cut is None else cut for cut in cuts], dtype=np.int64)
+    return np.asarray(calls["start_ns"].to_numpy() <= limits[positions]) if len(ranks) else np.zeros(0, dtype=bool)

@@ -1,0 +1,224 @@
+"""The collectives of each group as its members issued them, and which groups are worth a closer look.
+
+At a thousand ranks nearly all groups agree everywhere. Vector operations find those that do not; only these are
+taken apart.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from distdiag.analyzers._align import Stream, Token
+from distdiag.analyzers._issued import Issued
+from distdiag.analyzers._lives import Life, before_failure
+from distdiag.run import Run
+
+Integers = npt.NDArray[np.int64]
+
+COALESCED = 1 << 12
+"""Calls of one coalesced batch may share a sequence number; so many are told apart."""
+_POSITION_BITS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """What one rank issued on a group: rows of the run's calls, and what tells them apart."""
+
+    rows: Integers
+    codes: Integers
+    """Equal for equal signature, call site and module."""
+    agree: Integers
+    """Equal where all that has to agree does."""
+    threads: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCalls:
+    """The collectives of one group, from the first that all its logs still hold."""
+
+    key: str
+    group: str
+    members: tuple[int, ...] | None
+    by_rank: Mapping[int, Member]
+    first_seq: int
+    unequal: int | None
+    """Position of the first calls, paired as the backend paired them, that had to agree and do not."""
+    diverged_before: bool
+    """Whether the chain hashes say that members already differed before the first call still held."""
+
+
+def collectives_of(run: Run, lives: Mapping[int, Life]) -> pd.DataFrame:
+    """Return the collectives that count: none of a captured graph, none issued after its rank had failed."""
+    calls = run.calls
+    kept = ~calls["p2p"].to_numpy() & ~calls["captured"].to_numpy() & before_failure(calls, lives)
+    return calls[kept]
+
+
+def groups_that_differ(calls: pd.DataFrame, *, sites_too: bool) -> tuple[GroupCalls, ...]:
+    """Return the groups whose members did not issue the same calls.
+
+    With ``sites_too`` a different call site or module is a difference as well, else only what has to agree.
+    """
+    if calls.empty:
+        return ()
+    keys = calls["group_key"]
+    groups, positions = keys.cat.codes.to_numpy().astype(np.int64), _positions(calls)
+    codes = _codes(calls) if sites_too else calls["agree"].to_numpy()
+    differing = _differing(groups, positions, codes)
+    return tuple(
+        _group_calls(calls, np.flatnonzero(groups == number), positions, str(keys.cat.categories[number]))
+        for number in sorted(differing, key=lambda number: str(keys.cat.categories[number]))
+    )
+
+
+def stream_of(run: Run, calls: pd.DataFrame, member: Member, labels: "Labels") -> Stream:
+    """Return a member's calls as something that can be aligned."""
+    rows = calls.iloc[member.rows]
+    modules = [module if isinstance(module, str) else None for module in rows["module"]]
+    tokens = [
+        Token(agree, run.paths.get(path, ()), module)
+        for agree, path, module in zip(member.agree.tolist(), rows["path"].tolist(), modules, strict=True)
+    ]
+    return Stream(tokens=tokens, labels=labels.of(rows))
+
+
+class Labels:
+    """How far in its loop a rank was at each call: batches taken, forwards and backwards begun since the start."""
+
+    def __init__(self, run: Run) -> None:
+        taken = run.batches[(run.batches["edge"] == "end") & ~run.batches["exhausted"]]
+        self._batches = {int(str(r)): np.sort(t.to_numpy()) for r, t in taken.groupby("rank")["time_ns"]}
+        self._forwards = _Counter(run, "forwards")
+        self._backwards = _Counter(run, "backwards")
+
+    def of(self, rows: pd.DataFrame) -> Sequence[tuple[int, int]]:
+        """Return (batches, forwards) of calls of one rank."""
+        if rows.empty:
+            return ()
+        rank = int(rows["rank"].iloc[0])
+        taken = np.searchsorted(self._batches.get(rank, np.zeros(0)), rows["start_ns"].to_numpy())
+        begun = [
+            self._forwards.at(rank, step, forwards)
+            for step, forwards in zip(rows["step"].tolist(), rows["forwards"].tolist(), strict=True)
+        ]
+        return list(zip(taken.tolist(), begun, strict=True))
+
+    def at(self, call: Issued) -> "Progress":
+        """Return how far a rank was when it issued a call."""
+        return Progress(
+            batches=int(np.searchsorted(self._batches.get(call.rank, np.zeros(0)), call.start_ns)),
+            forwards=self._forwards.at(call.rank, call.step, call.forwards),
+            backwards=self._backwards.at(call.rank, call.step, call.backwards),
+        )
+
+    def in_all(self, rank: int) -> "Progress":
+        """Return how far a rank came."""
+        return Progress(
+            batches=len(self._batches.get(rank, ())),
+            forwards=self._forwards.total(rank),
+            backwards=self._backwards.total(rank),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far in its loop a rank was."""
+
+    batches: int
+    forwards: int
+    backwards: int
+
+
+class _Counter:
+    """Something counted within each step, as a count over all steps."""
+
+    def __init__(self, run: Run, column: str) -> None:
+        counted = pd.concat([run.steps[["rank", "step", column]], run.calls[["rank", "step", column]]])
+        per_step = counted.fillna({column: 0}).groupby(["rank", "step"])[column].max().astype("int64")
+        before = per_step.groupby("rank").cumsum() - per_step
+        self._before = {key: int(value) for key, value in before.items()}
+        self._totals = {int(str(r)): int(total) for r, total in per_step.groupby("rank").sum().items()}
+
+    def at(self, rank: int, step: int, within: int) -> int:
+        return self._before.get((rank, step), 0) + within
+
+    def total(self, rank: int) -> int:
+        return self._totals.get(rank, 0)
+
+
+def _positions(calls: pd.DataFrame) -> Integers:
+    """Return a number of each call in its group that is the same on all members."""
+    sequence = calls["seq"].to_numpy().astype(np.int64) * COALESCED
+    if calls["coalesced"].isna().all():
+        return sequence
+    repeats = calls.groupby(["group_key", "rank", "seq"], observed=True).cumcount().to_numpy()
+    return sequence + np.minimum(repeats, COALESCED - 1)
+
+
+def _codes(calls: pd.DataFrame) -> Integers:
+    """Return numbers that are equal for equal signature, path and module."""
+    modules = pd.factorize(calls["module"], sort=True)[0].astype(np.uint64) + np.uint64(1)
+    paths = calls["path"].to_numpy().astype(np.uint64)
+    mixed = calls["agree"].to_numpy().astype(np.uint64) << np.uint64(32)
+    mixed ^= (paths << np.uint64(12)) ^ modules
+    return mixed.astype(np.int64)
+
+
+def _differing(groups: Integers, positions: Integers, codes: Integers) -> list[int]:
+    """Return the groups in which two members differ at one position."""
+    keys = (groups << _POSITION_BITS) + positions
+    order = np.argsort(keys, kind="stable")
+    keys, codes = keys[order], codes[order]
+    unequal = (keys[1:] == keys[:-1]) & (codes[1:] != codes[:-1])
+    return np.unique(groups[order][1:][unequal]).tolist()
+
+
+def _group_calls(calls: pd.DataFrame, rows: Integers, positions: Integers, key: str) -> GroupCalls:
+    of_group = calls.iloc[rows]
+    ranks = of_group["rank"].to_numpy()
+    codes, agree = _codes(of_group), of_group["agree"].to_numpy().astype(np.int64)
+    where, threads = positions[rows], of_group["thread"].to_numpy()
+    starts = {int(rank): _last_hole(where[ranks == rank]) for rank in np.unique(ranks)}
+    first = max(starts.values())
+    by_rank = {
+        rank: Member(
+            rows=rows[(ranks == rank) & (where >= first)],
+            codes=codes[(ranks == rank) & (where >= first)],
+            agree=agree[(ranks == rank) & (where >= first)],
+            threads=frozenset(map(str, threads[ranks == rank])),
+        )
+        for rank in starts
+    }
+    chains = of_group["chain"].to_numpy()[where == first]
+    agreed = agree[where == first]
+    return GroupCalls(
+        key=key,
+        group=str(of_group["group"].iloc[0]),
+        members=of_group["members"].iloc[0],
+        by_rank=by_rank,
+        first_seq=first // COALESCED,
+        unequal=_first_unequal([member.agree for member in by_rank.values()]),
+        diverged_before=first // COALESCED > 1 and len(set(chains)) > 1 and len(set(agreed)) == 1,
+    )
+
+
+def _last_hole(positions: Integers) -> int:
+    """Return where the calls that follow one another without a gap begin: older ones may have been dropped."""
+    sequence = positions // COALESCED
+    holes = np.flatnonzero(np.diff(sequence) > 1)
+    return int(positions[holes[-1] + 1]) if len(holes) else int(positions[0])
+
+
+def _first_unequal(streams: Iterable[Integers]) -> int | None:
+    """Return the first position at which two streams differ."""
+    ordered = sorted(streams, key=len)
+    longest = ordered[-1]
+    found = [
+        int(differing[0])
+        for stream in ordered[:-1]
+        if len(differing := np.flatnonzero(stream != longest[: len(stream)]))
+    ]
+    return min(found, default=None)
