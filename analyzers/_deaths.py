@@ -1,0 +1,254 @@
+"""Which rank died of something of its own, and which only of what others did to it."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from distdiag.analyzers._lives import CONNECTION, SECOND_NS, TIMEOUT, End, Life
+from distdiag.analyzers._paths import Frames, location
+from distdiag.run import Run, user_frames
+
+SILENCE_NS = 5 * SECOND_NS
+"""Pulses come each second; a log that ends so long before the others' belongs to a process that was gone or frozen."""
+NOTICED_NS = 5 * SECOND_NS
+"""A killed process's sockets close at once; peers that wait for it, or come to, see that within seconds."""
+LONG_BLOCKED_NS = 5 * SECOND_NS
+"""A process that dies after so long in a wait for others is a victim: of a launcher, a watchdog or a cap."""
+PULSE_NS = 1 * SECOND_NS
+"""A process that gives no pulse any more has been gone for up to so long."""
+OUT_OF_MEMORY = "out-of-memory"
+MEMORY_ERROR = re.compile(r"OutOfMemoryError|MemoryError|CUDA out of memory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """Ranks that died in the same way, of something of their own."""
+
+    ranks: tuple[int, ...]
+    time_ns: int
+    cause: str
+    """``exception``, ``out-of-memory``, ``killed``, ``exited`` or ``aborted``."""
+    what: str
+    """What a sentence says of it: the exception with its message, the signal, the exit code."""
+    frames: Frames
+    """User frames where it happened, outermost first."""
+    step: int
+    seen_by: tuple[int, ...] = ()
+    """Ranks whose connection to a silent one broke."""
+
+    @property
+    def site(self) -> str | None:
+        """Return the ``file:line`` of the innermost user frame."""
+        return location(self.frames[-1]) if self.frames else None
+
+
+def deaths_of(run: Run, lives: Mapping[int, Life], blocked_since: Mapping[int, int]) -> tuple[Death, ...]:
+    """Return the deaths that nobody else caused, the first one first.
+
+    ``blocked_since`` tells since when a rank was blocked in a call it never came out of.
+    """
+    single = [
+        death
+        for rank, life in lives.items()
+        if (death := _raised(run, life) or _ended(run, life, lives, blocked_since.get(rank))) is not None
+    ]
+    first_timeout = min(
+        (
+            life.failed_ns
+            for life in lives.values()
+            if life.failed_ns is not None and TIMEOUT.search(life.failure or "")
+        ),
+        default=None,
+    )
+    timely = [d for d in single if first_timeout is None or d.time_ns <= first_timeout]
+    alike: dict[tuple[str, str, str | None], list[Death]] = {}
+    for death in timely:
+        alike.setdefault((death.cause, _without_numbers(death.what), death.site), []).append(death)
+    return tuple(sorted(map(_together, alike.values()), key=lambda death: (death.time_ns, death.ranks)))
+
+
+def _together(deaths: Iterable[Death]) -> Death:
+    """Return one death of several alike."""
+    ordered = sorted(deaths, key=lambda death: (death.time_ns, death.ranks))
+    first = ordered[0]
+    return Death(
+        ranks=tuple(sorted(rank for death in ordered for rank in death.ranks)),
+        time_ns=first.time_ns,
+        cause=first.cause,
+        what=first.what,
+        frames=first.frames,
+        step=first.step,
+        seen_by=tuple(sorted({rank for death in ordered for rank in death.seen_by})),
+    )
+
+
+def _without_numbers(text: str) -> str:
+    # Messages name ranks, addresses and sizes that differ where the error is the same.
+    return re.sub(r"0x[0-9a-f]+|\d+", "#", text)
+
+
+def is_consequence(text: str) -> bool:
+    """Return whether an error says that a wait gave up or the other side went away."""
+    return bool(TIMEOUT.search(text) or CONNECTION.search(text))
+
+
+def own_error(
+    chain: Sequence[str], *, communicating: bool, failed_before: str | None = None, handled: str | None = None
+) -> str | None:
+    """Return ``type: message`` of the error in a chain that is the rank's own, None where others caused it.
+
+    ``chain`` goes from the exception that came to the top to the first one. ``communicating`` says whether the rank
+    had a call that failed or did not end, ``failed_before`` what such a call said before the exception came up, and
+    ``handled`` which exception was being handled when that call was made.
+    """
+    if not communicating:
+        return chain[0]
+    if is_consequence(chain[0]):
+        # A barrier in ``finally`` hides the error that led there.
+        return next((text for text in chain if handled is not None and _type_of(text) == handled), None)
+    if is_consequence(chain[-1]) or (failed_before is not None and is_consequence(failed_before)):
+        return None
+    return chain[0]
+
+
+def _type_of(text: str) -> str:
+    return text.partition(":")[0].rpartition(".")[2]
+
+
+def _raised(run: Run, life: Life) -> Death | None:
+    """Return the death by an exception that reached the top of the main thread."""
+    faults = run.faults
+    uncaught = faults[(faults["rank"] == life.rank) & (faults["where"] == "uncaught")]
+    for fault in uncaught.itertuples():
+        chain = [f"{fault.type}: {fault.message}", *fault.causes]
+        failed_first = life.failed_ns is not None and life.failed_ns < fault.time_ns
+        error = own_error(
+            chain,
+            communicating=_communicating(run.calls, life),
+            failed_before=life.failure if failed_first else None,
+            handled=_handled_by_failed_call(run.calls, life),
+        )
+        if error is not None:
+            memory = fault.fault == OUT_OF_MEMORY or any(MEMORY_ERROR.search(text) for text in chain)
+            return Death(
+                ranks=(life.rank,),
+                time_ns=_when(run, life, fault, error),
+                cause=OUT_OF_MEMORY if memory else "exception",
+                what=error,
+                frames=tuple(fault.frames),
+                step=int(fault.step),
+            )
+    return None
+
+
+def _communicating(calls: pd.DataFrame, life: Life) -> bool:
+    unfinished = calls["end_ns"].isna() & ~calls["captured"]
+    return life.failed_ns is not None or bool(unfinished[calls["rank"] == life.rank].any())
+
+
+def _when(run: Run, life: Life, fault: Any, error: str) -> int:
+    """Return when an exception came up: what is uncaught at last may have been raised before a failed call."""
+    if life.failed_ns is None or fault.time_ns < life.failed_ns:
+        return int(fault.time_ns)
+    calls = run.calls
+    handling = calls[(calls["rank"] == life.rank) & (calls["handling"] == _type_of(error))]
+    # The error came before the call that was made while handling it.
+    return int(handling["start_ns"].iloc[0]) - 1 if len(handling) else int(fault.time_ns)
+
+
+def _handled_by_failed_call(calls: pd.DataFrame, life: Life) -> str | None:
+    failed = calls[(calls["rank"] == life.rank) & calls["failed"] & calls["handling"].notna()]
+    return str(failed["handling"].iloc[0]) if len(failed) else None
+
+
+def _ended(run: Run, life: Life, lives: Mapping[int, Life], blocked_since: int | None) -> Death | None:
+    """Return the death of a process that could not say why."""
+    if blocked_since is not None and life.end_ns - blocked_since > LONG_BLOCKED_NS:
+        return None
+    if life.end is End.ABORTED:
+        return _death(
+            run, life, lives, "aborted", life.signal or "a fatal signal", tuple(user_frames(life.crash_frames))
+        )
+    if life.end is End.HARD_EXIT and (life.code or _waited_for(life, lives)):
+        return _death(run, life, lives, "exited", f"os._exit({life.code})")
+    if life.end in (End.SILENT, End.TORN_DOWN) and life.failed_ns is None:
+        seen_by = _saw_it_go(run, life, lives)
+        if seen_by:
+            signal = "SIGTERM" if life.end is End.TORN_DOWN else "SIGKILL"
+            return _death(run, life, lives, "killed", signal, seen_by=seen_by)
+    return None
+
+
+def _moment(life: Life, lives: Mapping[int, Life]) -> int:
+    """Return when a process was gone: it could not say, but its pulse stopped and connections to it broke."""
+    if life.end is End.HARD_EXIT:
+        return life.end_ns
+    broken = [o.failed_ns for o in lives.values() if o is not life and o.failed_ns is not None]
+    after = [failed_ns for failed_ns in broken if failed_ns > life.last_ns]
+    return min([life.last_ns + PULSE_NS, *after])
+
+
+def _death(
+    run: Run,
+    life: Life,
+    lives: Mapping[int, Life],
+    cause: str,
+    what: str,
+    frames: Frames = (),
+    seen_by: tuple[int, ...] = (),
+) -> Death:
+    return Death(
+        ranks=(life.rank,),
+        time_ns=_moment(life, lives),
+        cause=cause,
+        what=what,
+        frames=frames or last_path(run, life.rank),
+        step=_last_step(run, life.rank),
+        seen_by=seen_by,
+    )
+
+
+def _waited_for(life: Life, lives: Mapping[int, Life]) -> bool:
+    return any(
+        other.failed_ns is not None and other.failed_ns >= life.end_ns for other in lives.values() if other is not life
+    )
+
+
+def _saw_it_go(run: Run, life: Life, lives: Mapping[int, Life]) -> tuple[int, ...]:
+    """Return the ranks whose connection broke after a silent rank's last record, nobody having given up before."""
+    failures = [other for other in lives.values() if other.failed_ns is not None and other is not life]
+    if any(TIMEOUT.search(other.failure or "") and other.failed_ns <= life.last_ns for other in failures):
+        return ()
+    broken = [o for o in failures if CONNECTION.search(o.failure or "") and o.failed_ns >= life.last_ns - SECOND_NS]
+    at_once = [o.rank for o in broken if o.failed_ns is not None and o.failed_ns - life.last_ns <= NOTICED_NS]
+    if at_once:
+        return tuple(at_once)
+    # Peers that were busy notice only when they come to their next collective.
+    others_last = max((other.last_ns for other in lives.values() if other is not life), default=life.last_ns)
+    gone_early = others_last - life.last_ns > SILENCE_NS
+    return tuple(other.rank for other in broken) if gone_early else ()
+
+
+def last_path(run: Run, rank: int) -> Frames:
+    """Return the newest user frames known of a rank, from its calls, pulses, phases and batches."""
+    newest: tuple[int, int] = (-1, 0)
+    for frame, column in (
+        (run.calls, "start_ns"),
+        (run.pulses, "time_ns"),
+        (run.phases, "time_ns"),
+        (run.batches, "time_ns"),
+    ):
+        known = frame[(frame["rank"] == rank) & frame["path"].notna()]
+        if len(known):
+            row = known.loc[known[column].idxmax()]
+            newest = max(newest, (int(row[column]), int(row["path"])))
+    return run.paths.get(newest[1], ())
+
+
+def _last_step(run: Run, rank: int) -> int:
+    calls = run.calls[run.calls["rank"] == rank]
+    pulses = run.pulses[run.pulses["rank"] == rank]
+    return int(max(calls["step"].max() if len(calls) else 0, pulses["step"].max() if len(pulses) else 0))

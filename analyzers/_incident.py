@@ -1,0 +1,106 @@
+"""What an investigation ends with, and how it becomes a finding."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from distdiag.analyzers._creation import GroupLists
+from distdiag.analyzers._deaths import Death
+from distdiag.analyzers._divergence import Divergence
+from distdiag.analyzers._issued import group_words
+from distdiag.analyzers._naming import Named
+from distdiag.analyzers._splits import SplitMismatch
+from distdiag.analyzers._waitfor import Wait
+from distdiag.analyzers._whereabouts import Whereabouts
+from distdiag.findings import Confidence, Finding, Severity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disagreement:
+    """Members of a group that issued different calls."""
+
+    divergence: Divergence
+    named: Named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absence:
+    """Ranks that others wait for and that wait for nobody."""
+
+    wait: Wait
+    places: tuple[Whereabouts, ...]
+    """Where the absent ranks were; empty where they left no log."""
+    until_ns: int
+    """When the waiters gave up, or the newest record of the run."""
+    arrived_ns: int | None = None
+    """When they came after all, their waiters having given up."""
+    timeout_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circle:
+    """Operations that wait for one another."""
+
+    waits: tuple[Wait, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together:
+    """An operation that all its members are in and that does not end."""
+
+    wait: Wait
+
+
+Basis = Disagreement | SplitMismatch | Death | GroupLists | Absence | Circle | Together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """Something that went wrong first, with what it rests on."""
+
+    name: str
+    time_ns: int
+    basis: Basis
+    culprits: tuple[int, ...] = ()
+    victims: tuple[int, ...] = ()
+    group: str | None = None
+    members: tuple[int, ...] | None = None
+    seq: int | None = None
+    op: str | None = None
+    step: int | None = None
+    site: str | None = None
+    sites: Mapping[int, str] = field(default_factory=dict)
+    cause: str | None = None
+    confidence: Confidence = Confidence.HIGH
+    evidence: tuple[str, ...] = ()
+
+    @property
+    def operation(self) -> str:
+        """Return ``all_reduce 7 of group dp (8 ranks)``."""
+        words = f"{self.op or 'operation'} {self.seq}" if self.seq is not None else self.op or "operation"
+        return words if self.group is None else f"{words} of {group_words(self.group, self.members)}"
+
+    @property
+    def at_step(self) -> str:
+        """Return ``, step 12``, or nothing where the step is not known."""
+        return "" if self.step is None else f", step {self.step}"
+
+    def finding(self, code: str, summary: str, action: Sequence[str]) -> Finding:
+        """Return the finding that says this in words."""
+        return Finding(
+            code=code,
+            name=self.name,
+            severity=Severity.ERROR,
+            summary=summary,
+            culprits=self.culprits,
+            victims=self.victims,
+            group=self.group,
+            seq=self.seq,
+            op=self.op,
+            step=self.step,
+            site=self.site,
+            sites=dict(sorted(self.sites.items())),
+            cause=self.cause,
+            confidence=self.confidence,
+            evidence=self.evidence,
+            action=tuple(action),
+        )

@@ -1,0 +1,59 @@
+"""Memory as the reason behind something else: an out-of-memory error that was caught, or a kill at the limit."""
+
+from typing import Any
+
+from distdiag.analyzers._deaths import MEMORY_ERROR, OUT_OF_MEMORY
+from distdiag.analyzers._divergence import Divergence
+from distdiag.analyzers._paths import location
+from distdiag.run import Run
+
+GIB = 1 << 30
+NEAR_LIMIT = 0.9
+"""The kernel kills at the limit; samples a second apart see the last of it only if it grew slowly."""
+
+
+def ran_out_of_memory(run: Run, divergence: Divergence) -> dict[str, Any] | None:
+    """Return what makes a divergence an out-of-memory: its odd ranks caught that error just before they left."""
+    since_ns, until_ns = divergence.interval_ns
+    faults = run.faults[(run.faults["fault"] == OUT_OF_MEMORY) & run.faults["time_ns"].between(since_ns, until_ns)]
+    ranks = {int(rank) for rank in faults["rank"]}
+    suspects = set(divergence.odd)
+    if not divergence.decided and len(ranks) == 1:
+        suspects |= ranks  # at a tie the error tells which side left the other
+    if not ranks or ranks & set(divergence.others) - suspects or not ranks <= suspects:
+        return None
+    first = faults.loc[faults["time_ns"].idxmin()]
+    frames = tuple(first["frames"])
+    site = location(frames[-1]) if frames else None
+    return {
+        "name": OUT_OF_MEMORY,
+        "cause": OUT_OF_MEMORY,
+        "time_ns": int(first["time_ns"]),
+        "culprits": tuple(sorted(ranks)),
+        "step": int(first["step"]),
+        "site": site,
+        "evidence": (f"rank {int(first['rank'])} caught {first['type']}: {first['message']}",),
+    }
+
+
+def is_memory_error(text: str) -> bool:
+    """Return whether an exception says that memory ran out."""
+    return bool(MEMORY_ERROR.search(text))
+
+
+def memory_before(run: Run, rank: int, time_ns: int) -> str | None:
+    """Return how the memory of a rank went before a moment, where samples tell."""
+    samples = run.memory[(run.memory["rank"] == rank) & (run.memory["time_ns"] <= time_ns)].dropna(subset=["rss_bytes"])
+    if len(samples) < 2:
+        return None
+    ordered = samples.sort_values("time_ns")
+    first, last = int(ordered["rss_bytes"].iloc[0]), int(ordered["rss_bytes"].iloc[-1])
+    words = f"resident memory of rank {rank} went from {first / GIB:.2f} to {last / GIB:.2f} GiB"
+    limits = ordered["cgroup_limit_bytes"].dropna()
+    used = ordered["cgroup_bytes"].dropna()
+    if len(limits) and len(used) and int(limits.iloc[-1]):
+        share = int(used.iloc[-1]) / int(limits.iloc[-1])
+        words += f"; its control group was at {share:.0%} of its limit"
+        if share >= NEAR_LIMIT:
+            words += ", where the kernel kills"
+    return words

@@ -1,0 +1,59 @@
+"""How far a finding can be trusted: what the logs hold, and what they lack."""
+
+from dataclasses import replace
+
+from distdiag.analyzers._incident import Absence, Disagreement, Incident
+from distdiag.analyzers._wording import named
+from distdiag.findings import Confidence
+from distdiag.run import Run
+
+
+def confidence_of(run: Run, incident: Incident) -> Incident:
+    """Return the incident with its confidence and the reasons for it in the evidence."""
+    doubts = tuple(_doubts(run, incident))
+    confidence = Confidence.HIGH if not doubts else Confidence.MEDIUM
+    if _is_guesswork(run, incident) or len(doubts) > 2:
+        confidence = Confidence.LOW
+    return replace(incident, confidence=confidence, evidence=(*incident.evidence, *doubts, data_in_words(run)))
+
+
+def data_in_words(run: Run) -> str:
+    """Return how whole the logs are: ``8 of 8 logs whole, nothing dropped, clocks aligned to 0.4 ms``."""
+    quality = run.quality
+    expected = run.world_size or len(run.ranks)
+    words = f"{len(run.ranks)} of {expected} logs" + (" whole" if not quality.undecodable_lines else "")
+    dropped = sum(quality.dropped_records.values())
+    words += ", nothing dropped" if not dropped else f", {dropped} records dropped"
+    if quality.clock_error_ns is None:
+        return words + ", clocks not comparable"
+    return words + (f", clocks aligned to {quality.clock_error_ns / 1e6:.1f} ms" if quality.clock_error_ns else "")
+
+
+def _doubts(run: Run, incident: Incident) -> list[str]:
+    doubts = []
+    members = set(incident.members) if incident.members is not None else set(range(run.world_size or 0))
+    unlogged = sorted(members & set(run.missing))
+    if unlogged:
+        doubts.append(f"{named(unlogged)} left no log")
+    dropped = sorted(rank for rank in run.quality.dropped_records if rank in members)
+    if dropped:
+        doubts.append(f"older records of {named(dropped)} were dropped")
+    damaged = sorted(run.quality.undecodable_lines)
+    if damaged:
+        doubts.append(f"damaged lines in {', '.join(damaged)}")
+    if isinstance(incident.basis, Disagreement):
+        divergence = incident.basis.divergence
+        if divergence.group.diverged_before:
+            doubts.append("the first difference lies before the calls that the logs still hold")
+        if divergence.weak:
+            doubts.append("only call sites differ: no argument and no step disagrees")
+        if not divergence.decided:
+            doubts.append("no strict majority: the logs cannot say which side is wrong")
+    return doubts
+
+
+def _is_guesswork(run: Run, incident: Incident) -> bool:
+    basis = incident.basis
+    if isinstance(basis, Absence):
+        return not basis.places and not incident.culprits
+    return isinstance(basis, Disagreement) and basis.divergence.group.diverged_before

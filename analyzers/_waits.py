@@ -1,0 +1,255 @@
+"""Which operations never ended, who was blocked in them, and which of their members did not come."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from distdiag.analyzers._lives import Life, before_failure
+from distdiag.analyzers._waitfor import Wait, WaitKind
+from distdiag.run import Run
+
+CREATIONS = ("init_process_group", "new_group")
+INIT = "init_process_group"
+ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
+"""Ops that some members may complete although others never came."""
+ANY_SOURCE = "recv_any_source"
+SENDS = frozenset({"send"})
+
+
+def blocked_calls(run: Run, lives: Mapping[int, Life]) -> pd.DataFrame:
+    """Return the calls that ranks were blocked in when they failed or their logs ended."""
+    return run.calls[_blocking(run, lives)]
+
+
+def blocked_since(blocked: pd.DataFrame) -> Mapping[int, int]:
+    """Return since when each blocked rank was."""
+    return {int(str(rank)): int(start) for rank, start in blocked.groupby("rank")["start_ns"].min().items()}
+
+
+def waits_of(run: Run, lives: Mapping[int, Life], blocked: pd.DataFrame) -> tuple[Wait, ...]:
+    """Return every operation that never ended, with who was blocked in it and who did not come."""
+    return (
+        *_collective_waits(run, blocked[~blocked["p2p"]]),
+        *_point_to_point_waits(run, blocked[blocked["p2p"]]),
+        *_creation_waits(run, lives),
+    )
+
+
+def _blocking(run: Run, lives: Mapping[int, Life]) -> npt.NDArray[np.bool_]:
+    """Return which calls held their rank: those that failed for good, else those it was still waiting in."""
+    calls = run.calls
+    failed = calls["failed"].to_numpy() & before_failure(calls, lives)
+    for_good = failed & _at_least(calls, "end_ns", {rank: life.failed_ns for rank, life in lives.items()})
+    pending = (calls["end_ns"].isna() & ~calls["failed"] & ~calls["captured"]).to_numpy()
+    blocking = for_good.copy()
+    for rank, rows in _by_rank(calls, np.flatnonzero(pending)):
+        if lives[rank].failed_ns is None:
+            blocking[[row for row in rows if _holds(run, calls.iloc[row])]] = True
+    return blocking
+
+
+def _at_least(calls: pd.DataFrame, column: str, limits: Mapping[int, int | None]) -> npt.NDArray[np.bool_]:
+    known = calls[column].fillna(0).to_numpy().astype(np.int64)
+    ranks, positions = np.unique(calls["rank"].to_numpy(), return_inverse=True)
+    bounds = np.array([limits.get(rank) or 0 for rank in ranks.tolist()], dtype=np.int64)
+    return np.asarray(known >= bounds[positions]) if len(ranks) else np.zeros(0, dtype=bool)
+
+
+def _by_rank(calls: pd.DataFrame, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, list[int]]]:
+    grouped: dict[int, list[int]] = {}
+    for row, rank in zip(rows.tolist(), calls["rank"].to_numpy()[rows].tolist(), strict=True):
+        grouped.setdefault(rank, []).append(row)
+    yield from grouped.items()
+
+
+def _holds(run: Run, call: "pd.Series[object]") -> bool:
+    """Return whether a rank was waiting in a call without end, and not merely left it in flight."""
+    rank, start_ns = call["rank"], call["start_ns"]
+    pulses = run.pulses[(run.pulses["rank"] == rank) & (run.pulses["time_ns"] >= start_ns)]
+    if pulses.empty:
+        of_thread = run.calls[(run.calls["rank"] == rank) & (run.calls["thread"] == call["thread"])]
+        return bool(of_thread["call"].max() == call["call"])
+    newest = pulses.loc[pulses["time_ns"].idxmax()]
+    if len(newest["waiting"]):
+        return call["call"] in newest["waiting"]
+    return call["thread"] != "MainThread" or pd.isna(newest["path"]) or newest["path"] == call["path"]
+
+
+# ---- collectives ------------------------------------------------------------------------------------------------
+def _collective_waits(run: Run, blocked: pd.DataFrame) -> Iterator[Wait]:
+    if blocked.empty:
+        return
+    calls = run.calls[~run.calls["p2p"] & ~run.calls["captured"]]
+    keys, wanted = _operation_keys(calls), _operation_keys(blocked)
+    matching = calls[np.isin(keys, np.unique(wanted))]
+    held = set(zip(blocked["rank"].tolist(), blocked["call"].tolist(), strict=True))
+    firsts = calls.groupby(["group_key", "rank"], observed=True)["seq"].min()
+    for (key, seq), rows in matching.groupby(["group_key", "seq"], observed=True):
+        wait = _collective_wait(run, str(key), int(seq), rows, held, firsts)
+        if wait is not None:
+            yield wait
+
+
+def _operation_keys(calls: pd.DataFrame) -> npt.NDArray[np.int64]:
+    return (calls["group_key"].cat.codes.to_numpy().astype(np.int64) << 40) + calls["seq"].to_numpy()
+
+
+def _collective_wait(
+    run: Run, key: str, seq: int, rows: pd.DataFrame, held: set[tuple[int, int]], firsts: "pd.Series[int]"
+) -> Wait | None:
+    mine = [(rank, call) in held for rank, call in zip(rows["rank"].tolist(), rows["call"].tolist(), strict=True)]
+    blocked = rows[mine]
+    given_up_ns = _earliest(blocked[blocked["failed"]]["end_ns"])
+    came = rows if given_up_ns is None else rows[rows["start_ns"] <= given_up_ns]
+    waiters = frozenset(blocked["rank"]) & frozenset(came["rank"])
+    completed = bool((came["end_ns"].notna() & ~came["failed"]).any())
+    members = frozenset(rows["members"].iloc[0] or ())
+    # A log that begins later than this call cannot tell whether its rank was there.
+    unseen = {rank for rank in members if (key, rank) in firsts.index and firsts[(key, rank)] > seq}
+    absent = members - frozenset(came["rank"]) - unseen
+    op = str(rows["op"].iloc[0])
+    if not waiters or (completed and not (absent and op in ROOTED)):
+        return None
+    logged = frozenset(run.ranks)
+    return Wait(
+        kind=WaitKind.COLLECTIVE,
+        group=key,
+        number=seq,
+        waiters=waiters,
+        absent=absent & logged,
+        unknown=absent - logged,
+        since_ns=int(blocked["start_ns"].min()),
+        given_up_ns=given_up_ns,
+    )
+
+
+def _earliest(moments: "pd.Series[int]") -> int | None:
+    known = moments.dropna()
+    return int(known.min()) if len(known) else None
+
+
+# ---- point to point ---------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Channel:
+    """Messages are matched in order between the same two ranks on one group with one tag."""
+
+    group: str
+    source: int
+    destination: int
+    tag: int
+
+
+def _point_to_point_waits(run: Run, blocked: pd.DataFrame) -> Iterator[Wait]:
+    if blocked.empty:
+        return
+    calls = run.calls[run.calls["p2p"] & ~run.calls["captured"]]
+    numbers = _numbered(calls)
+    starts = {
+        (channel, number, sends): start
+        for (channel, number, sends), start in zip(numbers.values(), calls["start_ns"].tolist(), strict=True)
+        if channel is not None
+    }
+    takes_any = {int(rank) for rank in calls[calls["op"] == ANY_SOURCE]["rank"]}
+    for row in blocked.itertuples():
+        channel, number, sends = numbers[int(row.rank), int(row.call)]
+        given_up_ns = int(row.end_ns) if row.failed and not pd.isna(row.end_ns) else None
+        partner = None if channel is None else channel.destination if sends else channel.source
+        came = starts.get((channel, number, not sends)) if channel is not None else None
+        absent = partner is not None and (came is None or (given_up_ns is not None and came > given_up_ns))
+        uncertain = partner is None or (sends and partner in takes_any)
+        yield Wait(
+            kind=WaitKind.POINT_TO_POINT,
+            group=str(row.group_key),
+            number=int(row.seq),
+            waiters=frozenset({int(row.rank)}),
+            absent=frozenset({partner}) & frozenset(run.ranks) if absent and not uncertain else frozenset(),
+            unknown=frozenset({partner}) - frozenset(run.ranks) if absent and partner is not None else frozenset(),
+            since_ns=int(row.start_ns),
+            given_up_ns=given_up_ns,
+            any_of=uncertain,
+        )
+
+
+def _numbered(calls: pd.DataFrame) -> dict[tuple[int, int], tuple[_Channel | None, int, bool]]:
+    """Return per call its channel, its number on it and whether it sends."""
+    counts: dict[tuple[_Channel, bool], int] = {}
+    numbers: dict[tuple[int, int], tuple[_Channel | None, int, bool]] = {}
+    for row in calls[["rank", "call", "op", "group_key", "peer", "tag"]].itertuples():
+        sends = row.op in SENDS
+        channel = None
+        if not pd.isna(row.peer) and row.op != ANY_SOURCE:
+            ends = (int(row.rank), int(row.peer)) if sends else (int(row.peer), int(row.rank))
+            channel = _Channel(str(row.group_key), *ends, 0 if pd.isna(row.tag) else int(row.tag))
+        number = 0
+        if channel is not None:
+            number = counts[channel, sends] = counts.get((channel, sends), 0) + 1
+        numbers[int(row.rank), int(row.call)] = channel, number, sends
+    return numbers
+
+
+# ---- making groups ----------------------------------------------------------------------------------------------
+def _creation_waits(run: Run, lives: Mapping[int, Life]) -> Iterator[Wait]:
+    for phase in CREATIONS:
+        begun = _begun(run, phase)
+        for index in sorted({index for by_index in begun.values() for index in by_index}):
+            wait = _creation_wait(run, lives, phase, index, begun)
+            if wait is not None:
+                yield wait
+
+
+@dataclass(frozen=True, slots=True)
+class _Creation:
+    begin_ns: int
+    end_ns: int | None
+    failed: bool
+
+
+def _begun(run: Run, phase: str) -> Mapping[int, Mapping[int, _Creation]]:
+    """Return per rank and index when it asked for a group and when it came out again."""
+    records = run.phases[(run.phases["phase"] == phase) & ~run.phases["local"]]
+    ends = {
+        (int(row.rank), int(row.number)): (int(row.time_ns), bool(row.failed))
+        for row in records[records["edge"] == "end"].itertuples()
+    }
+    begun: dict[int, dict[int, _Creation]] = {}
+    for row in records[records["edge"] == "begin"].sort_values(["rank", "time_ns"]).itertuples():
+        of_rank = begun.setdefault(int(row.rank), {})
+        end_ns, failed = ends.get((int(row.rank), int(row.number)), (None, False))
+        of_rank[len(of_rank)] = _Creation(int(row.time_ns), end_ns, failed)
+    return begun
+
+
+def _creation_wait(
+    run: Run, lives: Mapping[int, Life], phase: str, index: int, begun: Mapping[int, Mapping[int, _Creation]]
+) -> Wait | None:
+    here = {rank: by_index[index] for rank, by_index in begun.items() if index in by_index}
+    stuck = {
+        rank: each for rank, each in here.items() if each.end_ns is None or (each.failed and _final(lives[rank], each))
+    }
+    if not stuck:
+        return None
+    failures = [each.end_ns for each in stuck.values() if each.end_ns is not None]
+    given_up_ns = min(failures, default=None)
+    came = {rank for rank, each in here.items() if given_up_ns is None or each.begin_ns <= given_up_ns}
+    world = frozenset(range(run.world_size)) if run.world_size else frozenset(run.ranks)
+    logged = frozenset(run.ranks)
+    unlogged = world - logged
+    # Nobody gets through the very first meeting without all ranks: those without a log never came.
+    never_came = unlogged if phase == INIT and len(stuck) == len(here) else frozenset()
+    return Wait(
+        kind=WaitKind.CREATION,
+        group=phase,
+        number=index,
+        waiters=frozenset(stuck) & frozenset(came),
+        absent=(world & logged) - came | never_came,
+        unknown=unlogged - never_came,
+        since_ns=min(each.begin_ns for each in stuck.values()),
+        given_up_ns=given_up_ns,
+    )
+
+
+def _final(life: Life, creation: _Creation) -> bool:
+    return life.failed_ns is not None and creation.end_ns is not None and creation.end_ns >= life.failed_ns
