@@ -1,0 +1,95 @@
+"""Analyzers: each module here finds one root cause. Its docstring is the manual of the finding.
+
+To add one, write a module with ``CODE``, ``NAME`` and ``analyze(run)`` and name it in ``ANALYZERS``.
+"""
+
+if __name__ != "distdiag.analyzers":
+    raise ImportError("these modules belong to distdiag: import distdiag.analyzers")
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from distdiag.analyzers import (
+    dtype_mismatch,
+    group_creation_stuck,
+    group_mismatch,
+    insufficient_evidence,
+    late_rank,
+    logs_missing,
+    logs_truncated,
+    op_mismatch,
+    order_deadlock,
+    out_of_memory,
+    p2p_deadlock,
+    p2p_unmatched,
+    rank_died,
+    rank_missing,
+    records_dropped,
+    root_mismatch,
+    sequence_divergence,
+    shape_mismatch,
+    skipped_steps,
+    split_mismatch,
+    thread_race,
+    transport_stuck,
+    uneven_batches,
+)
+from distdiag.analyzers._performance import performance
+from distdiag.analyzers._positions import positions
+from distdiag.analyzers._triage import triage
+from distdiag.analyzers._verdict import by_gravity, verdict_of
+from distdiag.findings import Finding, Report
+from distdiag.run import Run
+
+
+class Analyzer(Protocol):
+    """What an analyzer module has to have."""
+
+    __name__: str
+    CODE: str
+    NAME: str
+
+    def analyze(self, run: Run) -> Iterator[Finding]:
+        """Yield what is found in a run; nothing where the evidence is missing."""
+
+
+ANALYZERS: tuple[Analyzer, ...] = (
+    logs_missing,
+    logs_truncated,
+    records_dropped,
+    insufficient_evidence,
+    rank_missing,
+    rank_died,
+    late_rank,
+    transport_stuck,
+    op_mismatch,
+    shape_mismatch,
+    dtype_mismatch,
+    split_mismatch,
+    root_mismatch,
+    sequence_divergence,
+    order_deadlock,
+    thread_race,
+    p2p_deadlock,
+    p2p_unmatched,
+    group_creation_stuck,
+    group_mismatch,
+    out_of_memory,
+    uneven_batches,
+    skipped_steps,
+)
+
+
+def diagnose(run: Run) -> Report:
+    """Return one verdict for a run, everything that was found, and what the report's tables need."""
+    findings = by_gravity(finding for analyzer in ANALYZERS for finding in analyzer.analyze(run))
+    verdict = verdict_of(run, findings)
+    measured = performance(run)
+    return Report(
+        verdict=verdict,
+        findings=findings,
+        positions=positions(run),
+        triage=triage(run, verdict, measured),
+        performance=measured,
+        data_quality=run.quality.as_dict(),
+    )

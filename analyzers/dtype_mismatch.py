@@ -1,0 +1,48 @@
+"""Ranks passed tensors of different element types to one call.
+
+What it means
+    A collective reads every rank's buffer as the same type. Here the types differ: sizes in bytes do not match, or sums
+    are silently wrong.
+
+How it is found
+    At one sequence number of a group the same operation comes from the same call site on all ranks, and the
+    element type differs.
+
+What to do
+    Cast before the call; look for autocast, a checkpoint or a default type that differs on that rank.
+"""
+
+from collections.abc import Iterator
+
+from distdiag.analyzers._incident import Disagreement, Incident
+from distdiag.analyzers._investigation import investigate
+from distdiag.analyzers._telling import both_sides
+from distdiag.analyzers._wording import named
+from distdiag.findings import Finding
+from distdiag.run import Run
+
+CODE = "DD308"
+NAME = "dtype-mismatch"
+
+
+def analyze(run: Run) -> Iterator[Finding]:
+    """Yield one finding for the first call whose element type differs."""
+    for incident in investigate(run).named(NAME):
+        yield incident.finding(CODE, _summary(incident), _action(incident))
+
+
+def _summary(incident: Incident) -> str:
+    if not isinstance(incident.basis, Disagreement):
+        return incident.operation
+    d = incident.basis.divergence
+    made, expected = (call.dtype if call is not None else "nothing" for call in (d.made, d.expected))
+    return (
+        f"{named(d.odd)} passed {made} to {incident.operation}{incident.at_step}, {named(d.others)} passed {expected}\n"
+        f"{both_sides(incident, incident.basis)}."
+    )
+
+
+def _action(incident: Incident) -> tuple[str, ...]:
+    who = named(incident.culprits) if incident.culprits else "one of them"
+    site = incident.site or "that call"
+    return (f"see where {who} gets another element type for {site}: autocast, a checkpoint, the default dtype",)

@@ -1,0 +1,52 @@
+"""Making a process group does not end.
+
+What it means
+    All ranks asked for the same group, or one asked for a group while the others wait for it elsewhere, and
+    ``init_process_group`` or ``new_group`` does not come back. ``new_group`` does not inherit the timeout of the
+    default group, so it may wait for half an hour.
+
+How it is found
+    The phases that recording writes around these calls have a begin and no end; the lists that ranks asked for are
+    equal, and no rank stays away from all communication.
+
+What to do
+    Check the address of the master, ports and firewalls between the hosts, and the network interface that is used.
+    If one rank alone asks for a group, let all of them ask for it.
+"""
+
+from collections.abc import Iterator
+
+from distdiag.analyzers._incident import Circle, Incident
+from distdiag.analyzers._investigation import investigate
+from distdiag.analyzers._wording import named
+from distdiag.findings import Finding
+from distdiag.run import Run
+
+CODE = "DD316"
+NAME = "group-creation-stuck"
+
+
+def analyze(run: Run) -> Iterator[Finding]:
+    """Yield one finding for the group whose making does not end."""
+    for incident in investigate(run).named(NAME):
+        yield incident.finding(CODE, _summary(incident), _action(incident))
+
+
+def _summary(incident: Incident) -> str:
+    if isinstance(incident.basis, Circle):
+        who = named(incident.culprits) if incident.culprits else "some ranks"
+        return (
+            f"{who} {'is' if len(incident.culprits) == 1 else 'are'} in {incident.op}, which the others did not call\n"
+            f"{'; '.join(incident.evidence[: len(incident.basis.waits)])}."
+        )
+    return f"all ranks are in {incident.op} number {incident.seq}, and it does not end\nNo rank is missing from it."
+
+
+def _action(incident: Incident) -> tuple[str, ...]:
+    lines = " and ".join(sorted(set(incident.sites.values())))
+    if isinstance(incident.basis, Circle):
+        return (f"let every rank call {incident.op}{f', see {lines}' if lines else ''}, members or not",)
+    return (
+        "check MASTER_ADDR and MASTER_PORT, and that each host reaches the others on the interface that is used",
+        "pass a timeout to new_group: it does not inherit that of the default group",
+    )

@@ -1,0 +1,57 @@
+"""A rank came later than the others were willing to wait.
+
+What it means
+    Nothing is deadlocked. One rank was busy with work that only it does, such as tokenising or saving, and the
+    others' timeout was shorter than that work. Their errors, and the broken connections that the late rank meets
+    when it arrives, are consequences.
+
+How it is found
+    The waiting ends at a rank that waits for nobody and is inside a phase of the user's, or that issued the awaited
+    call after the others had given up.
+
+What to do
+    Give that work a longer timeout, do it before the process group is made, or do it once and let the others read
+    its result from a file.
+"""
+
+from collections.abc import Iterator
+
+from distdiag.analyzers._incident import Absence, Incident
+from distdiag.analyzers._investigation import investigate
+from distdiag.analyzers._paths import short
+from distdiag.analyzers._telling import waiting
+from distdiag.analyzers._wording import named, seconds
+from distdiag.findings import Finding
+from distdiag.run import Run
+
+CODE = "DD303"
+NAME = "late-rank"
+
+
+def analyze(run: Run) -> Iterator[Finding]:
+    """Yield one finding per operation that ranks came to too late."""
+    for incident in investigate(run).named(NAME):
+        if isinstance(incident.basis, Absence):
+            yield incident.finding(CODE, _summary(incident, incident.basis), _action(incident, incident.basis))
+
+
+def _summary(incident: Incident, absence: Absence) -> str:
+    place = absence.places[0]
+    late = "had not come"
+    if absence.arrived_ns is not None and absence.wait.given_up_ns is not None:
+        late = f"came {seconds(absence.arrived_ns - absence.wait.given_up_ns)} too late"
+    site = f" ({short(place.site)})" if place.site is not None else ""
+    return (
+        f"{named(incident.culprits)} {late} to {incident.operation}{incident.at_step}\n"
+        f"It {place.doing}{site}; {waiting(incident, absence)}."
+    )
+
+
+def _action(incident: Incident, absence: Absence) -> tuple[str, ...]:
+    who, phase = named(incident.culprits), absence.places[0].phase
+    work = f'the phase "{phase}"' if phase is not None else "what it does there"
+    limit = "" if absence.timeout_seconds is None else f": it is {absence.timeout_seconds:g} s now"
+    return (
+        f"move {work} of {who} before init_process_group, or let {who} do it once and the others read its result",
+        f"or give the group a timeout longer than {work} takes{limit}",
+    )

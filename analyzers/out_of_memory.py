@@ -1,0 +1,64 @@
+"""A rank ran out of memory.
+
+What it means
+    One rank could not get the memory it asked for. Where the error came to the top the rank died of it; where it
+    was caught, the rank went on without the calls of that batch, and the others wait in them.
+
+How it is found
+    The making of ``torch.OutOfMemoryError`` is recorded even if it is caught later. It is the root when the same
+    rank dies of it, or leaves a collective out right after it that the others issued.
+
+What to do
+    Give that rank less to do (its batch, its sequence length, its part of the model) or more memory. Do not catch
+    the error on one rank alone: let all ranks agree to skip the batch.
+"""
+
+from collections.abc import Iterator
+
+from distdiag.analyzers._deaths import Death
+from distdiag.analyzers._incident import Disagreement, Incident
+from distdiag.analyzers._investigation import investigate
+from distdiag.analyzers._memory import memory_before
+from distdiag.analyzers._paths import short
+from distdiag.analyzers._telling import both_sides
+from distdiag.analyzers._wording import named, verb
+from distdiag.analyzers.rank_died import first_line
+from distdiag.findings import Finding
+from distdiag.run import Run
+
+CODE = "DD401"
+NAME = "out-of-memory"
+
+
+def analyze(run: Run) -> Iterator[Finding]:
+    """Yield one finding for the ranks that ran out of memory first."""
+    for incident in investigate(run).named(NAME):
+        yield incident.finding(CODE, _summary(run, incident), _action(incident))
+
+
+def _summary(run: Run, incident: Incident) -> str:
+    basis = incident.basis
+    ranks = basis.ranks if isinstance(basis, Death) else incident.culprits
+    site = f" ({short(incident.site)})" if incident.site is not None else ""
+    what = f": {first_line(basis.what)}" if isinstance(basis, Death) else ""
+    memory = memory_before(run, ranks[0], incident.time_ns)
+    parts = [_consequence(incident), *([memory] if memory is not None else [])]
+    return f"{named(ranks)} ran out of memory{incident.at_step}{site}{what}\n{'; '.join(parts)}."
+
+
+def _consequence(incident: Incident) -> str:
+    if isinstance(incident.basis, Disagreement):
+        return f"The error was caught, and then {both_sides(incident, incident.basis)}"
+    if not incident.victims:
+        return "Nobody was waiting for it yet"
+    return f"{named(incident.victims)} only waited for {verb(incident.culprits, 'it', 'them')}"
+
+
+def _action(incident: Incident) -> tuple[str, ...]:
+    who = named(incident.culprits)
+    caught = (
+        ("let all ranks agree on skipping a batch, with an all_reduce of a flag, instead of catching it on one",)
+        if isinstance(incident.basis, Disagreement)
+        else ()
+    )
+    return (f"compare the batch of {who} in that step with the others': tokens, images, padding", *caught)

@@ -1,0 +1,43 @@
+"""A send or receive waits for a rank that is in a collective instead.
+
+What it means
+    One rank waits for a message while its partner waits for it in a collective. Either the partner forgot its side,
+    or the first rank posts one message too many: the logs cannot tell these apart.
+
+How it is found
+    Messages are matched in order between the same two ranks. One that did not end points to its partner, and the
+    partner's collective points back. The absent partner is named by convention.
+
+What to do
+    Count sends and receives of both ranks up to the step that is named.
+"""
+
+from collections.abc import Iterator
+
+from distdiag.analyzers._incident import Incident
+from distdiag.analyzers._investigation import investigate
+from distdiag.analyzers._wording import named
+from distdiag.findings import Finding
+from distdiag.run import Run
+
+CODE = "DD315"
+NAME = "p2p-unmatched"
+
+
+def analyze(run: Run) -> Iterator[Finding]:
+    """Yield one finding for the message without its other side."""
+    for incident in investigate(run).named(NAME):
+        yield incident.finding(CODE, _summary(incident), _action(incident))
+
+
+def _summary(incident: Incident) -> str:
+    who = named(incident.culprits)
+    return (
+        f"{who} did not post the other side of a message that {named(incident.victims)} needs{incident.at_step}\n"
+        f"{'; '.join(incident.evidence[:2])}. Whether {who} forgot it or the other posted one too many is not known."
+    )
+
+
+def _action(incident: Incident) -> tuple[str, ...]:
+    lines = " and ".join(sorted(set(incident.sites.values())))
+    return (f"count the sends and receives of both sides up to {lines or 'these calls'}",)

@@ -1,0 +1,78 @@
+"""A rank died, and the others waited for it.
+
+What it means
+    One rank raised, was killed, aborted or left. The others wait until their timeout, or see the connection break,
+    and print the louder errors; they are victims.
+
+How it is found
+    Errors that say a wait gave up or a peer went away are never the root. An exception of another kind, a fatal
+    signal, ``os._exit``, or a log that ends without a word at the moment when peers lost their connection is. What
+    happened first counts; a process that had long been blocked when it was killed is a victim itself.
+
+What to do
+    Read that rank's exception. Without one, ask the host: the kernel's log names processes that it killed for
+    memory, and the scheduler those that it stopped.
+"""
+
+from collections.abc import Iterator
+
+from distdiag.analyzers._deaths import Death
+from distdiag.analyzers._incident import Incident
+from distdiag.analyzers._investigation import investigate
+from distdiag.analyzers._paths import short
+from distdiag.analyzers._wording import named, verb
+from distdiag.findings import Finding
+from distdiag.run import Run
+
+CODE = "DD302"
+NAME = "rank-died"
+LONGEST_MESSAGE = 160
+
+
+def analyze(run: Run) -> Iterator[Finding]:
+    """Yield one finding for the ranks that died first."""
+    for incident in investigate(run).named(NAME):
+        if isinstance(incident.basis, Death):
+            yield incident.finding(CODE, _summary(incident, incident.basis), _action(incident, incident.basis))
+
+
+def _summary(incident: Incident, death: Death) -> str:
+    who = named(death.ranks)
+    site = f" ({short(death.site)})" if death.site is not None else ""
+    what = {
+        "exception": f"raised {first_line(death.what)}",
+        "killed": f"{verb(death.ranks, 'was', 'were')} killed without a word ({death.what})",
+        "aborted": f"aborted with {death.what}",
+        "exited": f"left by {death.what}",
+    }[death.cause]
+    everybody = "all ranks, " if not incident.culprits else ""
+    return f"{everybody}{who} {what}{incident.at_step}{site}\n{_others(incident, death)}."
+
+
+def _others(incident: Incident, death: Death) -> str:
+    if not incident.culprits:
+        return "Every rank did, so none of them alone is at fault"
+    if not incident.victims:
+        return "Nobody was waiting for it yet"
+    return f"{named(incident.victims)} only waited for {verb(death.ranks, 'it', 'them')}"
+
+
+def first_line(text: str) -> str:
+    """Return the first line of an exception, cut where it gets long."""
+    line = text.strip().splitlines()[0] if text.strip() else text
+    return line if len(line) <= LONGEST_MESSAGE else line[: LONGEST_MESSAGE - 1] + "…"
+
+
+def _action(incident: Incident, death: Death) -> tuple[str, ...]:
+    who = named(death.ranks)
+    if death.cause == "killed":
+        return (
+            f"look in the kernel's log on the host of {who} for the out-of-memory killer: dmesg -T | grep -i kill",
+            f"look at the scheduler's account of {who}: memory limit, preemption, a cancelled job",
+        )
+    where = death.site or "its last line"
+    if death.cause == "exited":
+        return (f"see why {who} leaves at {where} while others still need it",)
+    if death.cause == "aborted":
+        return (f"look at {where} and at what the native library printed before the abort of {who}",)
+    return (f"mend the exception of {who} at {where}", "ignore the other ranks' timeouts and connection errors")

@@ -1,0 +1,71 @@
+"""A rank never came to an operation that others wait in.
+
+What it means
+    A collective ends only when all members of its group have entered it. One rank is somewhere else: in its data
+    loader, in a checkpoint, in a compilation, in other code, frozen, or already gone. The ranks that time out are
+    victims; their stacks and error messages say nothing about the cause.
+
+How it is found
+    Every operation that did not end points to the members that never issued it. Followed from rank to rank, through
+    groups and point-to-point messages, the arrows end at a rank that waits for nobody. Its last pulse, phase, batch
+    or call says what it was busy with.
+
+What to do
+    Look at that rank alone: the line where it is, the batch it loads, the file system or the device of its host.
+    A longer timeout does not help: nobody else is late.
+"""
+
+from collections.abc import Iterator
+
+from distdiag.analyzers._incident import Absence, Incident
+from distdiag.analyzers._investigation import investigate
+from distdiag.analyzers._paths import short
+from distdiag.analyzers._telling import waiting
+from distdiag.analyzers._whereabouts import Whereabouts
+from distdiag.analyzers._wording import named, seconds, verb
+from distdiag.findings import Finding
+from distdiag.run import Run
+
+CODE = "DD301"
+NAME = "rank-missing"
+ADVICE = {
+    "data-loading": "look at the batch that {who} loads, and at the file system that it is read from",
+    "checkpoint": "look at the storage that {who} writes its checkpoint to: every rank has to finish or none",
+    "compile": "see why {who} alone compiles: warm up all ranks with equal shapes before the first collective",
+    "other-collective": "look at the other operation that {who} is in: it does not end either",
+    "exited": "see why {who} ended before the others: every rank has to issue the same calls until the end",
+    "frozen": "look at the host of {who}: a stopped or frozen process gives no pulse (SIGSTOP, swap, a held GIL)",
+    "running": "see what {who} computes between its last call and this one, and whether it ever ends",
+}
+
+
+def analyze(run: Run) -> Iterator[Finding]:
+    """Yield one finding per operation that ranks never came to."""
+    for incident in investigate(run).named(NAME):
+        if isinstance(incident.basis, Absence):
+            yield incident.finding(CODE, _summary(incident, incident.basis), _action(incident))
+
+
+def _summary(incident: Incident, absence: Absence) -> str:
+    who = named(incident.culprits)
+    if absence.places:
+        where = _where(absence.places[0], absence)
+    else:
+        where = f"{verb(incident.culprits, 'It', 'They')} left no log at all"
+    return f"{who} never entered {incident.operation}{incident.at_step}\n{where}; {waiting(incident, absence)}."
+
+
+def _where(place: Whereabouts, absence: Absence) -> str:
+    site = f" ({short(place.site)})" if place.site is not None else ""
+    until_ns = absence.wait.given_up_ns or absence.until_ns
+    lasted = seconds(max(0, until_ns - place.since_ns))
+    return f"It {place.doing}{site}, for {lasted} by then"
+
+
+def _action(incident: Incident) -> tuple[str, ...]:
+    who = named(incident.culprits)
+    advice = ADVICE.get(incident.cause or "", "look at the stacks of {who}: py-spy dump on its host")
+    start = () if incident.site is None else (f"look at {incident.site} on {who}",)
+    if isinstance(incident.basis, Absence) and not incident.basis.places:
+        return (f"check that the launcher started {who}, and with the same master address",)
+    return (*start, advice.format(who=who), "raising the timeout will not help: nobody else is late")

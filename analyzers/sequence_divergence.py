@@ -1,0 +1,79 @@
+"""A rank issued a call that the others did not, or left one out.
+
+What it means
+    All members of a group have to issue the same calls in the same order. A rank that issues one more, one less or
+    another one is off by one from there on. Calls of equal kind and size go on being paired with unrelated ones,
+    without any error and with wrong sums; the job stops later, in an innocent call.
+
+How it is found
+    The streams of calls are aligned by what has to agree, by call site and by step, so that an extra or a missing
+    call shows as a gap where it happened. A strict majority says which side left the other; between two ranks both
+    sides are shown and nobody is blamed. Roles, such as the two arms of ``if rank == 0``, are no difference.
+
+What to do
+    Go to the line that is named. Look for a condition on the rank or on local data around it: a save, a log, an
+    evaluation, a metric that only some ranks have, an early return, a module that only some batches use.
+"""
+
+from collections.abc import Iterator
+
+from distdiag.analyzers._align import Kind
+from distdiag.analyzers._incident import Disagreement, Incident
+from distdiag.analyzers._investigation import investigate
+from distdiag.analyzers._issued import group_words
+from distdiag.analyzers._paths import short
+from distdiag.analyzers._telling import aftermath, at, both_sides, side
+from distdiag.analyzers._wording import named
+from distdiag.findings import Finding
+from distdiag.run import Run
+
+CODE = "DD311"
+NAME = "sequence-divergence"
+
+
+def analyze(run: Run) -> Iterator[Finding]:
+    """Yield one finding for the first call that not all members issued."""
+    for incident in investigate(run).named(NAME):
+        if isinstance(incident.basis, Disagreement):
+            yield incident.finding(CODE, _summary(incident, incident.basis), _action(incident, incident.basis))
+
+
+def _summary(incident: Incident, disagreement: Disagreement) -> str:
+    d, kind = disagreement.divergence, disagreement.named.kind
+    group = group_words(incident.group or d.group.group, incident.members)
+    if not incident.culprits:
+        return (
+            f"{named(d.odd)} and {named(d.others)} went apart at call {incident.seq} of {group}{incident.at_step}\n"
+            f"{both_sides(incident, disagreement)}; without a majority nobody is blamed.{aftermath(disagreement)}"
+        )
+    who, others = named(d.odd), named(d.others)
+    if kind is Kind.EXTRA:
+        return (
+            f"{who} issued {side(incident, d.made, d.odd)}, which {others} did not: "
+            f"call {incident.seq} of {group}{incident.at_step}\n"
+            f"{others} went on to {side(incident, d.expected, d.others)}.{aftermath(disagreement)}"
+        )
+    if kind is Kind.LEFT_OUT:
+        return (
+            f"{who} left out {side(incident, d.expected, d.others)}, call {incident.seq} of {group}{incident.at_step}\n"
+            f"{others} issued it; {who} went on to {side(incident, d.made, d.odd)}.{aftermath(disagreement)}"
+        )
+    return (
+        f"{who} issued {side(incident, d.made, d.odd)} as call {incident.seq} of {group}{incident.at_step}, "
+        f"where {others} issued {d.expected.described() if d.expected else 'nothing'}{at(incident, d.others)}\n"
+        f"Neither is issued elsewhere by the other side, so which one does not belong is not certain."
+        f"{aftermath(disagreement)}"
+    )
+
+
+def _action(incident: Incident, disagreement: Disagreement) -> tuple[str, ...]:
+    kind = disagreement.named.kind
+    line = short(incident.site) if incident.site is not None else "that call"
+    who = named(incident.culprits) if incident.culprits else "one side"
+    if kind is Kind.LEFT_OUT:
+        first = f"see why {who} does not come to {line}: an early return, a local condition, a missing key or module"
+    else:
+        first = f"look for a condition on the rank around {line}: every member has to issue this call, or none"
+    paired = disagreement.divergence.paired_silently
+    wrong = (f"throw away what was computed since: {paired} calls mixed unrelated values",) if paired else ()
+    return (first, *wrong)

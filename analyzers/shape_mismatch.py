@@ -1,0 +1,59 @@
+"""Ranks passed tensors of different sizes to one call.
+
+What it means
+    A collective moves the same number of elements on every rank. Here the sizes differ: NCCL hangs, gloo aborts the
+    rank with the smaller buffer, and now and then a rank goes on with a wrong tensor.
+
+How it is found
+    At one sequence number of a group the same operation comes from the same call site on all ranks, and the
+    number of elements differs.
+
+What to do
+    Find out why that tensor has another size on that rank: a local count, a missing parameter, another batch length.
+    Pad to the largest size, or exchange the sizes first.
+"""
+
+from collections.abc import Iterator
+
+from distdiag.analyzers._incident import Disagreement, Incident
+from distdiag.analyzers._investigation import investigate
+from distdiag.analyzers._issued import dims
+from distdiag.analyzers._splits import SplitMismatch
+from distdiag.analyzers._telling import both_sides
+from distdiag.analyzers._wording import counted, named
+from distdiag.findings import Finding
+from distdiag.run import Run
+
+CODE = "DD307"
+NAME = "shape-mismatch"
+
+
+def analyze(run: Run) -> Iterator[Finding]:
+    """Yield one finding for the first call whose size differs."""
+    for incident in investigate(run).named(NAME):
+        yield incident.finding(CODE, _summary(incident), _action(incident))
+
+
+def _summary(incident: Incident) -> str:
+    basis = incident.basis
+    if isinstance(basis, SplitMismatch):
+        sender, receiver = basis.sender.rank, basis.receiver.rank
+        return (
+            f"rank {sender} passed {counted(basis.sent, 'element')} to {incident.operation}{incident.at_step}, "
+            f"rank {receiver} made room for {basis.expected}\n"
+            f"The outputs of an all_gather have to be as large as what each rank passes in."
+        )
+    if not isinstance(basis, Disagreement):
+        return incident.operation
+    d = basis.divergence
+    made, expected = (dims(call.shapes) if call is not None else "nothing" for call in (d.made, d.expected))
+    return (
+        f"{named(d.odd)} passed {made} to {incident.operation}{incident.at_step}, {named(d.others)} passed {expected}\n"
+        f"{both_sides(incident, basis)}."
+    )
+
+
+def _action(incident: Incident) -> tuple[str, ...]:
+    who = named(incident.culprits) if incident.culprits else "one of them"
+    site = incident.site or "that call"
+    return (f"see why the tensor at {site} has another size on {who}: pad it, or exchange the sizes first",)
