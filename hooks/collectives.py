@@ -86,7 +86,7 @@ def _begin(recorder: Recorder, c10d: ModuleType, operator: Any) -> Callable[[tup
         if state is None:
             state = learn_group(recorder, c10d, group_object)
         thread = get_ident()
-        site = at(getframe(3))  # past this function, its guard and the kernel
+        site = at(getframe(2).f_back)  # past this function, its guard and the kernel; C++ threads have no more frames
         if site is nowhere and recorder.backward_site is not None:
             site = recorder.backward_site
         key = (number, state, thread, modules.get(thread) if modules else None, key_of(args))

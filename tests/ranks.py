@@ -9,7 +9,6 @@ and marks lines that the test wants to find in call sites with a comment: ``loss
 """
 
 import contextlib
-import functools
 import json
 import os
 import signal
@@ -18,82 +17,17 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import distdiag
 from distdiag import events
-from distdiag.journal import read_lines, segments_of
+from tests.recordings import RankLog, read_logs
 
 CAP_SECONDS = 60.0
 """No program of a test takes as long, even with other work on the machine."""
 ROOT = Path(__file__).parents[1]
-
-Kind = TypeVar("Kind", bound=events.Event)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Issued:
-    """A call with what its number and its signature refer to."""
-
-    call: events.Call
-    signature: events.Signature
-    frames: tuple[str, ...]
-    done: events.Done | None
-
-    @property
-    def op(self) -> str:
-        """Return the operator's name."""
-        return self.signature.op
-
-    @property
-    def site(self) -> str:
-        """Return the innermost user frame."""
-        return self.frames[-1] if self.frames else ""
-
-    @property
-    def seconds(self) -> float:
-        """Return how long the call took; it must have ended."""
-        assert self.done is not None, f"{self.op} has no end"
-        return (self.done.end_ns - self.call.start_ns) / 1e9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankLog:
-    """The records of one process."""
-
-    records: tuple[events.Event, ...]
-
-    def of(self, kind: type[Kind]) -> list[Kind]:
-        """Return the records of one kind, in order."""
-        return [record for record in self.records if isinstance(record, kind)]
-
-    def issued(self, *ops: str) -> list[Issued]:
-        """Return the calls in order, those of some operators only if any are named."""
-        signatures = {each.signature: each for each in self.of(events.Signature)}
-        ends = {each.call: each for each in self.of(events.Done)}
-        paths = self.paths()
-        issued = []
-        for call in self.of(events.Call):
-            signature = signatures[call.signature]
-            if not ops or signature.op in ops:
-                frames = paths.get(signature.path, ())
-                issued.append(Issued(call=call, signature=signature, frames=frames, done=ends.get(call.call)))
-        return issued
-
-    def paths(self) -> dict[int, tuple[str, ...]]:
-        """Return the user frames of each path number."""
-        return {each.path: tuple(each.frames) for each in self.of(events.Path)}
-
-    def phases(self, name: str) -> list[events.Phase]:
-        """Return the begins and ends of the phases of a name."""
-        return [phase for phase in self.of(events.Phase) if phase.phase == name]
-
-    def faults(self, *kinds: str) -> list[events.Fault]:
-        """Return the fault records of some kinds."""
-        return [fault for fault in self.of(events.Fault) if fault.fault in kinds]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,16 +55,6 @@ class Ended:
             if text.endswith(f"# LINE {mark}"):
                 return f"{self.script}:{number}"
         raise LookupError(mark)
-
-
-def read_logs(directory: Path) -> dict[str, RankLog]:
-    """Return the logs of a directory by stem."""
-    return {
-        f"{log.stem}.attempt{log.attempt}" if log.attempt else log.stem: RankLog(
-            records=tuple(events.decode(line) for file in log.files for line in read_lines(file))
-        )
-        for log in (segments_of(directory) if directory.is_dir() else [])
-    }
 
 
 def launch(
@@ -232,32 +156,3 @@ def _of_process(logs: Mapping[str, RankLog], pid: int) -> tuple[str, RankLog]:
         if any(header.pid == pid for header in log.of(events.Header)):
             return stem, log
     return "", RankLog(records=())
-
-
-class Recording:
-    """What the test's own process records between ``install`` and ``uninstall``."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-
-    @property
-    def log(self) -> RankLog:
-        """Return what has been written so far."""
-        (log,) = read_logs(self.directory).values()
-        return log
-
-    @functools.cached_property
-    def recorder(self) -> Any:
-        """Return the recorder; only while it records."""
-        installed: Any = vars(distdiag)["_installed"]
-        return installed.recorder
-
-
-@contextlib.contextmanager
-def recording(directory: Path, **arguments: Any) -> Iterator[Recording]:
-    """Record the test's own process."""
-    distdiag.install(directory, **arguments)
-    try:
-        yield Recording(directory)
-    finally:
-        distdiag.uninstall()

@@ -1,0 +1,15 @@
+"""What most tests of hooks begin with."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.recordings import Recording, pretended_world, recording
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Iterator[Recording]:
+    """Record this process as rank 1 of 4, whose peers are pretended."""
+    with recording(tmp_path / "logs") as made, pretended_world():
+        yield made
