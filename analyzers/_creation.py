@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from distdiag.analyzers._paths import Frames
+from distdiag.analyzers._rows import records, whole
 from distdiag.run import Run
 
 NEW_GROUP = "new_group"
@@ -38,8 +39,8 @@ def asked_by_rank(run: Run) -> Mapping[int, Sequence[Asked]]:
     phases = run.phases
     begun = phases[(phases["phase"] == NEW_GROUP) & (phases["edge"] == "begin") & ~phases["local"]]
     asked: dict[int, list[Asked]] = {rank: [] for rank in run.ranks}
-    for row in begun.sort_values(["rank", "time_ns", "number"]).itertuples():
-        path = run.paths.get(0 if row.path is None or row.path != row.path else int(row.path), ())
+    for row in records(begun.sort_values(["rank", "time_ns", "number"])):
+        path = run.paths.get(whole(row.path) or 0, ())
         ranks = tuple(sorted(row.ranks)) if row.ranks is not None else ()
         asked[int(row.rank)].append(Asked(ranks=ranks, time_ns=int(row.time_ns), step=int(row.step), path=path))
     return asked

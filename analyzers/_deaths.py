@@ -9,6 +9,7 @@ import pandas as pd
 
 from distdiag.analyzers._lives import CONNECTION, SECOND_NS, TIMEOUT, End, Life
 from distdiag.analyzers._paths import Frames, location
+from distdiag.analyzers._rows import newest, records
 from distdiag.run import Run, user_frames
 
 SILENCE_NS = 5 * SECOND_NS
@@ -122,7 +123,7 @@ def _raised(run: Run, life: Life) -> Death | None:
     """Return the death by an exception that reached the top of the main thread."""
     faults = run.faults
     uncaught = faults[(faults["rank"] == life.rank) & (faults["where"] == "uncaught")]
-    for fault in uncaught.itertuples():
+    for fault in records(uncaught):
         chain = [f"{fault.type}: {fault.message}", *fault.causes]
         failed_first = life.failed_ns is not None and life.failed_ns < fault.time_ns
         error = own_error(
@@ -219,22 +220,26 @@ def _waited_for(life: Life, lives: Mapping[int, Life]) -> bool:
 
 def _saw_it_go(run: Run, life: Life, lives: Mapping[int, Life]) -> tuple[int, ...]:
     """Return the ranks whose connection broke after a silent rank's last record, nobody having given up before."""
-    failures = [other for other in lives.values() if other.failed_ns is not None and other is not life]
-    if any(TIMEOUT.search(other.failure or "") and other.failed_ns <= life.last_ns for other in failures):
+    failures = {o.rank: o.failed_ns for o in lives.values() if o.failed_ns is not None and o is not life}
+    said = {rank: lives[rank].failure or "" for rank in failures}
+    if any(TIMEOUT.search(said[rank]) and failed_ns <= life.last_ns for rank, failed_ns in failures.items()):
         return ()
-    broken = [o for o in failures if CONNECTION.search(o.failure or "") and o.failed_ns >= life.last_ns - SECOND_NS]
-    at_once = [o.rank for o in broken if o.failed_ns is not None and o.failed_ns - life.last_ns <= NOTICED_NS]
+    earliest_ns = life.last_ns - SECOND_NS
+    broken = {
+        r: failed_ns for r, failed_ns in failures.items() if CONNECTION.search(said[r]) and failed_ns >= earliest_ns
+    }
+    at_once = tuple(rank for rank, failed_ns in broken.items() if failed_ns - life.last_ns <= NOTICED_NS)
     if at_once:
-        return tuple(at_once)
+        return at_once
     # Peers that were busy notice only when they come to their next collective.
     others_last = max((other.last_ns for other in lives.values() if other is not life), default=life.last_ns)
     gone_early = others_last - life.last_ns > SILENCE_NS
-    return tuple(other.rank for other in broken) if gone_early else ()
+    return tuple(broken) if gone_early else ()
 
 
 def last_path(run: Run, rank: int) -> Frames:
     """Return the newest user frames known of a rank, from its calls, pulses, phases and batches."""
-    newest: tuple[int, int] = (-1, 0)
+    found: tuple[int, int] = (-1, 0)
     for frame, column in (
         (run.calls, "start_ns"),
         (run.pulses, "time_ns"),
@@ -243,9 +248,9 @@ def last_path(run: Run, rank: int) -> Frames:
     ):
         known = frame[(frame["rank"] == rank) & frame["path"].notna()]
         if len(known):
-            row = known.loc[known[column].idxmax()]
-            newest = max(newest, (int(row[column]), int(row["path"])))
-    return run.paths.get(newest[1], ())
+            row = newest(known, column)
+            found = max(found, (int(row[column]), int(row["path"])))
+    return run.paths.get(found[1], ())
 
 
 def _last_step(run: Run, rank: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from distdiag.analyzers._paths import Frames, location
+from distdiag.analyzers._rows import text, whole
 from distdiag.run import Run
 
 NAMELESS = frozenset({"", "undefined"})
@@ -69,18 +70,18 @@ def issued(run: Run, row: "pd.Series[Any]") -> Issued:
         forwards=int(row["forwards"]),
         backwards=int(row["backwards"]),
         start_ns=int(row["start_ns"]),
-        end_ns=_whole(row["end_ns"]),
+        end_ns=whole(row["end_ns"]),
         failed=bool(row["failed"]),
-        error=_text(row["error"]),
+        error=text(row["error"]),
         path=run.paths.get(int(row["path"]), ()),
-        module=_text(row["module"]),
+        module=text(row["module"]),
         thread=str(row["thread"]),
-        dtype=_text(row["dtype"]),
+        dtype=text(row["dtype"]),
         shapes=tuple(row["shapes"]),
         numel=int(row["numel"]),
-        root=_whole(row["root"]),
-        peer=_whole(row["peer"]),
-        handling=_text(row["handling"]),
+        root=whole(row["root"]),
+        peer=whole(row["peer"]),
+        handling=text(row["handling"]),
     )
 
 
@@ -94,14 +95,6 @@ def group_name(run: Run, group: str, members: tuple[int, ...] | None) -> str:
 def group_words(name: str, members: tuple[int, ...] | None) -> str:
     """Return ``group dp (8 ranks)``."""
     return f"group {name}" + ("" if members is None else f" ({len(members)} ranks)")
-
-
-def _whole(value: Any) -> int | None:
-    return None if pd.isna(value) else int(value)
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def dims(shapes: tuple[tuple[int, ...], ...]) -> str:

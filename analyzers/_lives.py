@@ -4,11 +4,13 @@ import enum
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from distdiag.analyzers._rows import by_rank, records, text, whole
 from distdiag.run import Run
 
 SECOND_NS = 1_000_000_000
@@ -70,7 +72,7 @@ def lives_of(run: Run) -> Mapping[int, Life]:
     """Return the life of each rank that has a log."""
     firsts, lasts = _bounds(run)
     failures = _unrecovered(run.calls, run.phases)
-    exits = {int(row.rank): row for row in run.faults[run.faults["fault"] == "exit"].itertuples()}
+    exits = {int(row.rank): row for row in records(run.faults[run.faults["fault"] == "exit"])}
     lives = {}
     for rank in run.ranks:
         last_ns = lasts.get(rank, 0)
@@ -96,11 +98,9 @@ def lives_of(run: Run) -> Mapping[int, Life]:
     return lives
 
 
-def _end(exit_record: object, *, fatal_signal: bool, torn_down: bool) -> tuple[End, int | None]:
+def _end(exit_record: Any, *, fatal_signal: bool, torn_down: bool) -> tuple[End, int | None]:
     if exit_record is not None:
-        code = getattr(exit_record, "code", None)
-        hard = getattr(exit_record, "where", None) == "os._exit"
-        return End.HARD_EXIT if hard else End.ORDERLY, None if pd.isna(code) else int(code)
+        return End.HARD_EXIT if exit_record.where == "os._exit" else End.ORDERLY, whole(exit_record.code)
     if fatal_signal:
         return End.ABORTED, None
     return (End.TORN_DOWN if torn_down else End.SILENT), None
@@ -116,10 +116,10 @@ def _bounds(run: Run) -> tuple[dict[int, int], dict[int, int]]:
             if column not in frame or frame.empty:
                 continue
             known = frame[["rank", column]].dropna().groupby("rank")[column]
-            for rank, value in known.max().items():
-                lasts[int(str(rank))] = max(lasts.get(int(str(rank)), 0), int(value))
-            for rank, value in known.min().items():
-                firsts[int(str(rank))] = min(firsts.get(int(str(rank)), int(value)), int(value))
+            for rank, value in by_rank(known.max()).items():
+                lasts[rank] = max(lasts.get(rank, 0), int(value))
+            for rank, value in by_rank(known.min()).items():
+                firsts[rank] = min(firsts.get(rank, int(value)), int(value))
     return firsts, lasts
 
 
@@ -134,16 +134,12 @@ def _unrecovered(calls: pd.DataFrame, phases: pd.DataFrame) -> dict[int, tuple[i
     if both.empty:
         return {}
     well = calls[~calls["failed"] & calls["end_ns"].notna()]
-    last_well = {int(str(rank)): int(start) for rank, start in well.groupby("rank")["start_ns"].max().items()}
+    last_well = by_rank(well.groupby("rank")["start_ns"].max())
     first: dict[int, tuple[int, str | None]] = {}
     for rank, end_ns, error in zip(both["rank"].tolist(), both["end_ns"].tolist(), both["error"].tolist(), strict=True):
         if end_ns >= last_well.get(rank, 0) and (rank not in first or end_ns < first[rank][0]):
-            first[rank] = end_ns, _text(error)
+            first[rank] = end_ns, text(error)
     return first
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def before_failure(calls: pd.DataFrame, lives: Mapping[int, Life]) -> npt.NDArray[np.bool_]:

@@ -5,6 +5,7 @@ from typing import Any
 from distdiag.analyzers._deaths import MEMORY_ERROR, OUT_OF_MEMORY
 from distdiag.analyzers._divergence import Divergence
 from distdiag.analyzers._paths import location
+from distdiag.analyzers._rows import oldest
 from distdiag.run import Run
 
 GIB = 1 << 30
@@ -22,7 +23,7 @@ def ran_out_of_memory(run: Run, divergence: Divergence) -> dict[str, Any] | None
         suspects |= ranks  # at a tie the error tells which side left the other
     if not ranks or ranks & set(divergence.others) - suspects or not ranks <= suspects:
         return None
-    first = faults.loc[faults["time_ns"].idxmin()]
+    first = oldest(faults)
     frames = tuple(first["frames"])
     site = location(frames[-1]) if frames else None
     return {

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
 from distdiag.analyzers._issued import Issued, issued
+from distdiag.analyzers._rows import records
 from distdiag.run import Run
 
 EXCHANGES = frozenset({"all_to_all_single", "all_to_all", "all_gather"})
@@ -53,7 +55,7 @@ def split_mismatches(run: Run, calls: pd.DataFrame) -> Iterator[SplitMismatch]:
         shape = _shape(rows)
         if shape in fitting:
             continue
-        mismatch = _mismatch(run, str(key), int(seq), rows, members)
+        mismatch = _mismatch(run, str(key), int(str(seq)), rows, members)
         if mismatch is None:
             fitting.add(shape)
         else:
@@ -67,7 +69,7 @@ def _shape(rows: pd.DataFrame) -> tuple[object, ...]:
 
 
 def _mismatch(run: Run, key: str, seq: int, rows: pd.DataFrame, members: Sequence[int]) -> SplitMismatch | None:
-    sides = {int(row.rank): _sides(row, len(members)) for row in rows.itertuples()}
+    sides = {int(row.rank): _sides(row, len(members)) for row in records(rows)}
     bad = [
         (sender, receiver, sides[sender][0][there], sides[receiver][1][here])
         for here, sender in enumerate(members)
@@ -104,13 +106,13 @@ def _most_involved(pairs: Sequence[tuple[int, int]]) -> int | None:
     return max(counts, key=lambda rank: counts[rank])
 
 
-def _sides(row: object, size: int) -> tuple[Sequence[int], Sequence[int]]:
+def _sides(row: Any, size: int) -> tuple[Sequence[int], Sequence[int]]:
     """Return how much a member sends to each member and expects from each."""
-    op, shapes, outputs = (getattr(row, name) for name in ("op", "shapes", "output_shapes"))
-    if op == "all_to_all_single":
+    shapes, outputs = row.shapes, row.output_shapes
+    if row.op == "all_to_all_single":
         sends = row.input_splits or _even(shapes, size)
         return sends, row.output_splits or _even(outputs, size)
-    if op == "all_to_all":
+    if row.op == "all_to_all":
         return [_elements(shape) for shape in shapes], [_elements(shape) for shape in outputs]
     mine = _elements(shapes[0]) if len(shapes) == 1 else -1
     return [mine] * size if mine >= 0 else (), [_elements(shape) for shape in outputs]

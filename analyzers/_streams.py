@@ -14,6 +14,7 @@ import pandas as pd
 from distdiag.analyzers._align import Stream, Token
 from distdiag.analyzers._issued import Issued
 from distdiag.analyzers._lives import Life, before_failure
+from distdiag.analyzers._rows import by_rank
 from distdiag.run import Run
 
 Integers = npt.NDArray[np.int64]
@@ -54,7 +55,7 @@ def collectives_of(run: Run, lives: Mapping[int, Life]) -> pd.DataFrame:
     """Return the collectives that count: none of a captured graph, none issued after its rank had failed."""
     calls = run.calls
     kept = ~calls["p2p"].to_numpy() & ~calls["captured"].to_numpy() & before_failure(calls, lives)
-    return calls[kept]
+    return calls.loc[kept]
 
 
 def groups_that_differ(calls: pd.DataFrame, *, sites_too: bool) -> tuple[GroupCalls, ...]:
@@ -140,13 +141,13 @@ class _Counter:
         per_step = counted.fillna({column: 0}).groupby(["rank", "step"])[column].max().astype("int64")
         before = per_step.groupby("rank").cumsum() - per_step
         self._before = {key: int(value) for key, value in before.items()}
-        self._totals = {int(str(r)): int(total) for r, total in per_step.groupby("rank").sum().items()}
+        self._totals = by_rank(per_step.groupby("rank").sum())
 
     def at(self, rank: int, step: int, within: int) -> int:
         return self._before.get((rank, step), 0) + within
 
     def total(self, rank: int) -> int:
-        return self._totals.get(rank, 0)
+        return int(self._totals.get(rank, 0))
 
 
 def _positions(calls: pd.DataFrame) -> Integers:
@@ -173,7 +174,7 @@ def _differing(groups: Integers, positions: Integers, codes: Integers) -> list[i
     order = np.argsort(keys, kind="stable")
     keys, codes = keys[order], codes[order]
     unequal = (keys[1:] == keys[:-1]) & (codes[1:] != codes[:-1])
-    return np.unique(groups[order][1:][unequal]).tolist()
+    return [int(number) for number in np.unique(groups[order][1:][unequal])]
 
 
 def _group_calls(calls: pd.DataFrame, rows: Integers, positions: Integers, key: str) -> GroupCalls:

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from distdiag.analyzers._lives import Life, before_failure
+from distdiag.analyzers._rows import by_rank, newest, records, whole
 from distdiag.analyzers._waitfor import Wait, WaitKind
 from distdiag.run import Run
 
@@ -26,7 +28,7 @@ def blocked_calls(run: Run, lives: Mapping[int, Life]) -> pd.DataFrame:
 
 def blocked_since(blocked: pd.DataFrame) -> Mapping[int, int]:
     """Return since when each blocked rank was."""
-    return {int(str(rank)): int(start) for rank, start in blocked.groupby("rank")["start_ns"].min().items()}
+    return by_rank(blocked.groupby("rank")["start_ns"].min())
 
 
 def waits_of(run: Run, lives: Mapping[int, Life], blocked: pd.DataFrame) -> tuple[Wait, ...]:
@@ -65,17 +67,17 @@ def _by_rank(calls: pd.DataFrame, rows: npt.NDArray[np.int64]) -> Iterator[tuple
     yield from grouped.items()
 
 
-def _holds(run: Run, call: "pd.Series[object]") -> bool:
+def _holds(run: Run, call: "pd.Series[Any]") -> bool:
     """Return whether a rank was waiting in a call without end, and not merely left it in flight."""
     rank, start_ns = call["rank"], call["start_ns"]
     pulses = run.pulses[(run.pulses["rank"] == rank) & (run.pulses["time_ns"] >= start_ns)]
     if pulses.empty:
         of_thread = run.calls[(run.calls["rank"] == rank) & (run.calls["thread"] == call["thread"])]
         return bool(of_thread["call"].max() == call["call"])
-    newest = pulses.loc[pulses["time_ns"].idxmax()]
-    if len(newest["waiting"]):
-        return call["call"] in newest["waiting"]
-    return call["thread"] != "MainThread" or pd.isna(newest["path"]) or newest["path"] == call["path"]
+    last = newest(pulses)
+    if len(last["waiting"]):
+        return call["call"] in last["waiting"]
+    return bool(call["thread"] != "MainThread" or pd.isna(last["path"]) or last["path"] == call["path"])
 
 
 # ---- collectives ------------------------------------------------------------------------------------------------
@@ -88,13 +90,14 @@ def _collective_waits(run: Run, blocked: pd.DataFrame) -> Iterator[Wait]:
     held = set(zip(blocked["rank"].tolist(), blocked["call"].tolist(), strict=True))
     firsts = calls.groupby(["group_key", "rank"], observed=True)["seq"].min()
     for (key, seq), rows in matching.groupby(["group_key", "seq"], observed=True):
-        wait = _collective_wait(run, str(key), int(seq), rows, held, firsts)
+        wait = _collective_wait(run, str(key), int(str(seq)), rows, held, firsts)
         if wait is not None:
             yield wait
 
 
 def _operation_keys(calls: pd.DataFrame) -> npt.NDArray[np.int64]:
-    return (calls["group_key"].cat.codes.to_numpy().astype(np.int64) << 40) + calls["seq"].to_numpy()
+    groups = calls["group_key"].cat.codes.to_numpy().astype(np.int64)
+    return np.asarray((groups << 40) + calls["seq"].to_numpy())
 
 
 def _collective_wait(
@@ -152,21 +155,23 @@ def _point_to_point_waits(run: Run, blocked: pd.DataFrame) -> Iterator[Wait]:
         for (channel, number, sends), start in zip(numbers.values(), calls["start_ns"].tolist(), strict=True)
         if channel is not None
     }
+    logged = frozenset(run.ranks)
     takes_any = {int(rank) for rank in calls[calls["op"] == ANY_SOURCE]["rank"]}
-    for row in blocked.itertuples():
+    for row in records(blocked):
         channel, number, sends = numbers[int(row.rank), int(row.call)]
-        given_up_ns = int(row.end_ns) if row.failed and not pd.isna(row.end_ns) else None
+        given_up_ns = whole(row.end_ns) if row.failed else None
         partner = None if channel is None else channel.destination if sends else channel.source
         came = starts.get((channel, number, not sends)) if channel is not None else None
-        absent = partner is not None and (came is None or (given_up_ns is not None and came > given_up_ns))
+        missing = came is None or (given_up_ns is not None and came > given_up_ns)
+        absent = frozenset() if partner is None or not missing else frozenset({partner})
         uncertain = partner is None or (sends and partner in takes_any)
         yield Wait(
             kind=WaitKind.POINT_TO_POINT,
             group=str(row.group_key),
             number=int(row.seq),
             waiters=frozenset({int(row.rank)}),
-            absent=frozenset({partner}) & frozenset(run.ranks) if absent and not uncertain else frozenset(),
-            unknown=frozenset({partner}) - frozenset(run.ranks) if absent and partner is not None else frozenset(),
+            absent=frozenset() if uncertain else absent & logged,
+            unknown=absent - logged,
             since_ns=int(row.start_ns),
             given_up_ns=given_up_ns,
             any_of=uncertain,
@@ -177,12 +182,13 @@ def _numbered(calls: pd.DataFrame) -> dict[tuple[int, int], tuple[_Channel | Non
     """Return per call its channel, its number on it and whether it sends."""
     counts: dict[tuple[_Channel, bool], int] = {}
     numbers: dict[tuple[int, int], tuple[_Channel | None, int, bool]] = {}
-    for row in calls[["rank", "call", "op", "group_key", "peer", "tag"]].itertuples():
+    for row in records(calls[["rank", "call", "op", "group_key", "peer", "tag"]]):
         sends = row.op in SENDS
         channel = None
-        if not pd.isna(row.peer) and row.op != ANY_SOURCE:
-            ends = (int(row.rank), int(row.peer)) if sends else (int(row.peer), int(row.rank))
-            channel = _Channel(str(row.group_key), *ends, 0 if pd.isna(row.tag) else int(row.tag))
+        peer = whole(row.peer)
+        if peer is not None and row.op != ANY_SOURCE:
+            ends = (int(row.rank), peer) if sends else (peer, int(row.rank))
+            channel = _Channel(str(row.group_key), *ends, whole(row.tag) or 0)
         number = 0
         if channel is not None:
             number = counts[channel, sends] = counts.get((channel, sends), 0) + 1
@@ -209,13 +215,13 @@ class _Creation:
 
 def _begun(run: Run, phase: str) -> Mapping[int, Mapping[int, _Creation]]:
     """Return per rank and index when it asked for a group and when it came out again."""
-    records = run.phases[(run.phases["phase"] == phase) & ~run.phases["local"]]
+    mine = run.phases[(run.phases["phase"] == phase) & ~run.phases["local"]]
     ends = {
         (int(row.rank), int(row.number)): (int(row.time_ns), bool(row.failed))
-        for row in records[records["edge"] == "end"].itertuples()
+        for row in records(mine[mine["edge"] == "end"])
     }
     begun: dict[int, dict[int, _Creation]] = {}
-    for row in records[records["edge"] == "begin"].sort_values(["rank", "time_ns"]).itertuples():
+    for row in records(mine[mine["edge"] == "begin"].sort_values(["rank", "time_ns"])):
         of_rank = begun.setdefault(int(row.rank), {})
         end_ns, failed = ends.get((int(row.rank), int(row.number)), (None, False))
         of_rank[len(of_rank)] = _Creation(int(row.time_ns), end_ns, failed)

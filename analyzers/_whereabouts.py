@@ -7,6 +7,7 @@ import pandas as pd
 
 from distdiag.analyzers._lives import SECOND_NS, End, Life
 from distdiag.analyzers._paths import Frames, location
+from distdiag.analyzers._rows import newest
 from distdiag.run import Run
 
 SILENCE_NS = 5 * SECOND_NS
@@ -80,7 +81,7 @@ class _Place:
         pulses = run.pulses[(run.pulses["rank"] == life.rank) & (run.pulses["time_ns"] <= until_ns)]
         self._pulses = pulses.sort_values("time_ns")
         calls = run.calls[(run.calls["rank"] == life.rank) & (run.calls["start_ns"] <= until_ns)]
-        self._last_call = calls.loc[calls["start_ns"].idxmax()] if len(calls) else None
+        self._last_call = newest(calls, "start_ns") if len(calls) else None
 
     def at(
         self, cause: str, doing: str, since_ns: int, row: "pd.Series[Any] | None" = None, phase: str | None = None
@@ -110,7 +111,7 @@ class _Place:
         ended = mine[mine["edge"] == "end"].set_index(identity).index
         begun = mine[mine["edge"] == "begin"]
         still = begun[~begun.set_index(identity).index.isin(ended)]
-        return still.loc[still["time_ns"].idxmax()] if len(still) else None
+        return newest(still) if len(still) else None
 
     def activity(self) -> str | None:
         """Return what the newest pulse says the main thread was doing."""
