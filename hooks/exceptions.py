@@ -15,6 +15,8 @@ from distdiag.recorder import Recorder
 
 MAX_MESSAGE = 2000
 MAX_CAUSES = 8
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory")
+"""What torch's allocator for the host and CUDA's libraries say in a plain RuntimeError."""
 OWN_THREADS = "distdiag-"
 
 
@@ -103,7 +105,9 @@ def qualified(kind: type[BaseException]) -> str:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def _frames(trace: TracebackType | None) -> list[tuple[str, int, str]]:
