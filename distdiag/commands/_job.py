@@ -14,6 +14,8 @@ GRACE_SECONDS = 2.0
 """Once a rank has failed, how long after the newest exit the others may go on: launchers end them at once."""
 STALL_AFTER_SECONDS = 4
 """Below the 5 s after which the collectives of the demo time out, so that the stacks of a stall are there."""
+START_SECONDS = 60.0
+"""Until then the ranks may import torch and find one another, on a machine that is busy."""
 POLL_SECONDS = 0.2
 
 
@@ -36,17 +38,20 @@ def start(script: Path, logs: Path, *, ranks: int) -> Iterator[list[subprocess.P
 
 
 def wait(
-    processes: list[subprocess.Popen[bytes]], *, cap_seconds: float, on_poll: Callable[[float, list[int | None]], None]
+    processes: list[subprocess.Popen[bytes]], *, cap_seconds: float, on_poll: Callable[[float, list[int | None]], bool]
 ) -> None:
     """Wait until all ranks have ended; after a failure the survivors are terminated, as launchers do.
 
-    ``on_poll`` gets the seconds since the beginning and the exit code of each rank that has ended.
+    ``on_poll`` gets the seconds since the beginning and the exit code of each rank that has ended, and returns
+    whether training has begun: the cap counts from then on.
     """
     begin = newest_exit = time.monotonic()
-    running = len(processes)
-    while (now := time.monotonic()) < begin + cap_seconds:
+    deadline = begin + START_SECONDS
+    training, running = False, len(processes)
+    while (now := time.monotonic()) < deadline:
         codes = [process.poll() for process in processes]
-        on_poll(now - begin, codes)
+        if on_poll(now - begin, codes) and not training:
+            training, deadline = True, now + cap_seconds
         if codes.count(None) < running:
             running, newest_exit = codes.count(None), now
         if not running or (any(codes) and now > newest_exit + GRACE_SECONDS):

@@ -19,7 +19,7 @@ from distdiag.reporters import REPORTERS
 from distdiag.reporters.words import name_ranks
 
 RANKS = 4
-CAP_SECONDS = 25.0
+CAP_SECONDS = 20.0
 PLAIN_INTERVAL_SECONDS = 2.0
 """How often progress is printed where lines cannot be rewritten."""
 STEP_RECORD = b'{"kind":"step"'
@@ -61,22 +61,29 @@ def record(scenario: str, directory: Path, progress: TextIO) -> None:
         progress.write("\n\n")
 
 
-def _progress(directory: Path, out: TextIO) -> Callable[[float, list[int | None]], None]:
-    """Return what shows the progress: one line that is rewritten, or now and then a line in a file."""
-    shown_seconds = -PLAIN_INTERVAL_SECONDS
+def _progress(directory: Path, out: TextIO) -> Callable[[float, list[int | None]], bool]:
+    """Return what shows the progress, in a line that is rewritten or now and then a line in a file.
 
-    def show(elapsed_seconds: float, exit_codes: list[int | None]) -> None:
-        nonlocal shown_seconds
+    It returns whether some rank has completed a step.
+    """
+    shown_seconds = -PLAIN_INTERVAL_SECONDS
+    training = False
+
+    def show(elapsed_seconds: float, exit_codes: list[int | None]) -> bool:
+        nonlocal shown_seconds, training
         if not out.isatty() and elapsed_seconds < shown_seconds + PLAIN_INTERVAL_SECONDS and None in exit_codes:
-            return
+            return training
         shown_seconds = elapsed_seconds
         alike: dict[str, list[int]] = {}
         for rank, code in enumerate(exit_codes):
-            alike.setdefault(f"{_last_step(directory, rank)}{_ending(code)}", []).append(rank)
+            step = _last_step(directory, rank)
+            training |= step is not None
+            alike.setdefault(("starting" if step is None else f"step {step}") + _ending(code), []).append(rank)
         states = "   ".join(f"{name_ranks(ranks)}: {state}" for state, ranks in alike.items())
         line = f"{elapsed_seconds:5.1f} s   {states}"
         out.write(f"\r\x1b[K{line}" if out.isatty() else f"{line}\n")
         out.flush()
+        return training
 
     return show
 
@@ -87,13 +94,13 @@ def _ending(code: int | None) -> str:
     return f", exit {code}" if code >= 0 else f", {signal.Signals(-code).name}"
 
 
-def _last_step(directory: Path, rank: int) -> str:
+def _last_step(directory: Path, rank: int) -> int | None:
     """Return the newest step in a rank's log; the log is being written meanwhile."""
     log = directory / f"rank{rank:05}.jsonl"
     content = log.read_bytes() if log.exists() else b""
     begin = content.rfind(STEP_RECORD)
     end = content.find(b"\n", begin)
     if begin < 0 or end < 0:
-        return "starting"
+        return None
     record = events.decode(content[begin:end])
-    return f"step {record.step}" if isinstance(record, events.Step) else ""
+    return record.step if isinstance(record, events.Step) else None

@@ -2,11 +2,14 @@
 
 import difflib
 import inspect
-from types import ModuleType
+from typing import TYPE_CHECKING
 
 import click
 
 from distdiag.errors import DistdiagError
+
+if TYPE_CHECKING:
+    from distdiag.analyzers import Analyzer
 
 NEAR_ENOUGH = 0.5
 """Similarity from which a name is offered instead of an unknown one; catches a typo and a missing half."""
@@ -42,12 +45,12 @@ def manual(finding: str) -> str:
     return f"{found.CODE} {found.NAME}\n\n{inspect.getdoc(found)}"
 
 
-def headline(analyzer: ModuleType) -> str:
+def headline(analyzer: "Analyzer") -> str:
     """Return the first line of an analyzer's manual, as a phrase."""
     return (inspect.getdoc(analyzer) or "").split("\n", 1)[0].rstrip(".")
 
 
-def _analyzers() -> list[ModuleType]:
+def _analyzers() -> "list[Analyzer]":
     from distdiag.analyzers import ANALYZERS  # pandas: not for --help
 
     return sorted(ANALYZERS, key=lambda each: str(each.CODE))

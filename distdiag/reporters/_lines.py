@@ -24,21 +24,25 @@ def plain(line: Line) -> str:
     return "".join(span.text for span in line).rstrip()
 
 
-def wrap(text: str, width: int) -> list[str]:
-    """Break ``text`` at spaces; a path or an address that is longer than ``width`` stays whole."""
-    paragraphs = text.splitlines() or [""]
+def wrap(text: str, width: int, *, first: int | None = None) -> list[str]:
+    """Break ``text`` at spaces, its first line after ``first`` columns; a path that is longer stays whole."""
+    lines: list[str] = []
+    for paragraph in text.splitlines() or [""]:
+        # The place that is missing in the first line is taken by an indent while the text is broken.
+        indent = "" if lines or first is None else "x" * (width - first)
+        broken = textwrap.wrap(
+            paragraph, max(width, 20), initial_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        lines += [broken[0].removeprefix(indent), *broken[1:]] if broken else [""]
+    return lines
+
+
+def hang(label: str, lines: Iterable[str], *, style: str = "") -> list[Line]:
+    """Put lines beside ``label``, which stands before the first."""
     return [
-        line
-        for paragraph in paragraphs
-        for line in textwrap.wrap(paragraph, max(width, 20), break_long_words=False, break_on_hyphens=False) or [""]
+        (Span(label, style), Span(line)) if number == 0 else (Span(" " * len(label)), Span(line))
+        for number, line in enumerate(lines)
     ]
-
-
-def hang(label: str, text: str, *, indent: int, width: int, label_style: str = "bold", style: str = "") -> list[Line]:
-    """Put ``text`` beside ``label``; its later lines stand below its first."""
-    first, *rest = wrap(text, width - indent)
-    lines: list[Line] = [(Span(f"{label:<{indent}}", label_style), Span(first, style))]
-    return lines + [(Span(" " * indent), Span(line, style)) for line in rest]
 
 
 def hang_all(label: str, texts: Iterable[str], *, indent: int, width: int, numbered: bool = False) -> list[Line]:

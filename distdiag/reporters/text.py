@@ -1,12 +1,19 @@
 """The report for people: the verdict first, then who, where and since when, then what to do."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import TextIO
 
 from distdiag.findings import Finding, Position, Report, Verdict
 from distdiag.reporters import _terminal, words
-from distdiag.reporters._lines import BLANK, Line, Span, hang, hang_all, plain, table, wrap
+from distdiag.reporters._lines import BLANK, GAP, Line, Span, hang, hang_all, plain, table, wrap
 
+SENTENCE_END = re.compile(r"(?<=\.)\s+(?=[A-Z])|\n+")
+"""A full stop ends a sentence only before a capital: lines of code have full stops too."""
+WHOLENESS = re.compile(r"\d+ of \d+ logs")
+"""How whole the logs are is a reason for the confidence, and stands beside it instead of in the evidence."""
+PACE = "Computing"
+"""How the question of the triage begins that is worth an answer in a healthy run too."""
 LABEL = 15
 """Width of the labels that stand before a paragraph."""
 MOST_ROWS = 12
@@ -24,9 +31,8 @@ def render(report: Report, out: TextIO) -> None:
 
 def compose(report: Report, *, width: int, height: int) -> list[Line]:
     """Return the lines of ``report``; the verdict is said again at the end if it has scrolled away by then."""
-    top = _verdict(report, width)
     if report.verdict.name == "healthy":
-        return top + _others(report, width)
+        return _healthy(report, width) + _others(report, width)
     blocks = (
         _ranks(report.positions, report.verdict, width),
         _before(report.positions, width) + _why(report.verdict, width),
@@ -34,7 +40,7 @@ def compose(report: Report, *, width: int, height: int) -> list[Line]:
         _others(report, width),
         _triage(report.triage, width),
     )
-    lines = list(top)
+    lines = _verdict(report, width)
     for block in filter(None, blocks):
         lines += [BLANK, *block]
     if len(lines) >= height:
@@ -46,32 +52,44 @@ def _headline(verdict: Verdict, width: int) -> list[Line]:
     """The word, the first sentence and, at the right, the code of the finding."""
     word = words.headline(verdict.name, verdict.code)
     label = f"{verdict.code} {verdict.name}" if verdict.code else ""
-    indent = len(word) + 2
-    sentence = _sentences(verdict.summary)[0]
-    beside = width - indent - len(label) - 2 >= LEAST_HEADLINE
+    room = width - len(word) - GAP
+    beside = room - len(label) - GAP
+    if beside < LEAST_HEADLINE:
+        beside, label = room, ""
     lines = hang(
-        word, sentence, indent=indent, width=width - (len(label) + 2 if beside else 0), label_style=words.colour(word)
+        f"{word}{' ' * GAP}", wrap(_sentences(verdict.summary)[0], room, first=beside), style=words.colour(word)
     )
-    if label and beside:
-        room = width - len(plain(lines[0])) - len(label)
-        lines[0] = (*lines[0], Span(" " * room), Span(label, "dim"))
-    elif label:
-        lines.append((Span(" " * indent), Span(label, "dim")))
+    if label:
+        gap = " " * (width - len(plain(lines[0])) - len(label))
+        lines[0] = (*lines[0], Span(gap), Span(label, "dim"))
+    elif verdict.code:
+        lines.append((Span(" " * (len(word) + GAP)), Span(f"{verdict.code} {verdict.name}", "dim")))
     return lines
 
 
 def _verdict(report: Report, width: int) -> list[Line]:
     verdict = report.verdict
+    indent = " " * (len(words.headline(verdict.name, verdict.code)) + GAP)
     lines = _headline(verdict, width)
-    indent = len(words.headline(verdict.name, verdict.code)) + 2
     for sentence in _sentences(verdict.summary)[1:]:
-        lines += hang("", sentence, indent=indent, width=width)
-    return lines + hang("", f"confidence {verdict.confidence}", indent=indent, width=width, style="dim")
+        lines += hang(indent, wrap(sentence, width - len(indent)))
+    wholeness = [reason for reason in verdict.evidence if WHOLENESS.match(reason)]
+    confidence = f"confidence {verdict.confidence}{': ' if wholeness else ''}{'; '.join(wholeness)}"
+    return lines + [(Span(indent), Span(line, "dim")) for line in wrap(confidence, width - len(indent))]
+
+
+def _healthy(report: Report, width: int) -> list[Line]:
+    """Three lines: that nothing happened, where the time went, and how much of it the logs tell."""
+    first, *rest = _verdict(report, width)
+    indent = " " * (len(words.headline(report.verdict.name, None)) + GAP)
+    pace = [answer for question, answer in report.triage.items() if question.startswith(PACE)]
+    return [first, *(line for answer in pace for line in hang(indent, wrap(answer, width - len(indent)))), *rest]
 
 
 def _sentences(summary: str) -> list[str]:
-    """The lines of a summary; its first is the headline."""
-    return [line.strip() for line in summary.splitlines() if line.strip()] or [""]
+    """Split a summary; its first sentence is the headline, which takes no full stop."""
+    sentences = SENTENCE_END.split(summary.strip())
+    return [sentences[0].rstrip("."), *sentences[1:]]
 
 
 def _ranks(positions: Iterable[Position], verdict: Verdict, width: int) -> list[Line]:
@@ -79,7 +97,8 @@ def _ranks(positions: Iterable[Position], verdict: Verdict, width: int) -> list[
     alike: dict[tuple[str, ...], list[Position]] = {}
     for position in sorted(positions, key=lambda each: (each.rank not in verdict.culprits, each.rank)):
         step = "" if position.step is None else str(position.step)
-        place = (step, position.phase or "", words.basename(position.where or ""), position.doing)
+        doing = position.doing.replace(f" of group {verdict.group}", "")  # the headline has named it
+        place = (step, position.phase or "", words.basename(position.where or ""), doing)
         style = "bold" if position.rank in verdict.culprits else ""
         alike.setdefault((style, *place), []).append(position)
     if not alike:
@@ -120,7 +139,8 @@ def _first_rank(call: tuple[str, list[int]]) -> int:
 
 
 def _why(verdict: Verdict, width: int) -> list[Line]:
-    lines = hang_all("Evidence", verdict.evidence, indent=LABEL, width=width)
+    evidence = [reason for reason in verdict.evidence if not WHOLENESS.match(reason)]
+    lines = hang_all("Evidence", evidence, indent=LABEL, width=width)
     places: dict[str, list[int]] = {}
     for rank, site in verdict.sites.items():
         places.setdefault(site, []).append(rank)

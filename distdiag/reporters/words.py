@@ -44,16 +44,14 @@ def colour(word: str) -> str:
 
 
 def fold(ranks: Iterable[int]) -> str:
-    """Write ranks as ranges: ``0-2,5,6``."""
+    """Write ranks as ranges: ``0-2,5``."""
     runs: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if runs and runs[-1][1] == rank - 1:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    return ",".join(
-        f"{first}-{last}" if last - first > 1 else ",".join(map(str, sorted({first, last}))) for first, last in runs
-    )
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

@@ -50,7 +50,7 @@ def test_other_findings_of_a_healthy_run_are_still_shown() -> None:
 def test_culprits_come_first_and_ranks_at_one_place_share_a_row() -> None:
     rows = [line.split()[0] for line in lines() if "data loading" in line or "all_gather 1842 of group dp  " in line]
 
-    assert rows == ["5", "0-4,6,7"]
+    assert rows == ["5", "0-4,6-7"]
 
 
 def test_a_thousand_places_are_cut_to_a_screenful() -> None:
@@ -99,7 +99,7 @@ def test_text_that_looks_like_markup_is_shown_as_it_is(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("ranks", "written"), [([], ""), ([3], "3"), ([1, 0, 2], "0-2"), ([0, 1], "0,1"), ([0, 1, 2, 5, 7, 8], "0-2,5,7,8")]
+    ("ranks", "written"), [([], ""), ([3], "3"), ([1, 0, 2], "0-2"), ([0, 1], "0-1"), ([0, 1, 2, 5, 7, 8], "0-2,5,7-8")]
 )
 def test_ranks_are_written_as_ranges(ranks: list[int], written: str) -> None:
     assert fold(ranks) == written
