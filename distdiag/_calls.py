@@ -136,8 +136,10 @@ def _signed(signatures: Signatures, rows: Integers) -> dict[str, Any]:
 def _ends(dones: Columns, keys: Integers) -> dict[str, Any]:
     done_keys = _keys(dones.ranks, dones.integers("call"))
     failed = dones.booleans("failed")
-    # A poll may have said done before the wait raised, so failed wins; else the earliest sight is nearest to the end.
-    order = np.lexsort((dones.integers("end_ns"), ~failed, done_keys))
+    order = np.argsort(done_keys, kind="stable")
+    if not _starts(done_keys[order]).all():
+        # A poll may have said done before the wait raised, so failed wins; else the earliest sight is nearest.
+        order = np.lexsort((dones.integers("end_ns"), ~failed, done_keys))
     kept = order[_starts(done_keys[order])]
     row = _looked_up(done_keys[kept], kept, keys, -1)
     unknown = row < 0

@@ -32,7 +32,7 @@ class Records:
     """Ranks of which anything could be read."""
 
 
-def decode_lines(parts: Sequence[Part], lines: Iterable[tuple[int, str | None]]) -> Records:
+def decode_lines(parts: Sequence[Part], lines: Iterable[tuple[int, bytes | None]]) -> Records:
     """Sort lines by kind; a line is None where the engine found no JSON."""
     records = Records(by_kind={kind: [] for kind in events.EVENTS}, undecodable=Counter(), unknown_kinds=Counter())
     unreadable: Counter[int] = Counter()
@@ -47,9 +47,9 @@ def decode_lines(parts: Sequence[Part], lines: Iterable[tuple[int, str | None]])
     return records
 
 
-def _take(records: Records, part: Part, line: str) -> None:
+def _take(records: Records, part: Part, line: bytes) -> None:
     try:
-        record = events.decode(line.encode())
+        record = events.decode(line)
     except msgspec.DecodeError:
         _note_unfit(records, part, line)
         return
@@ -58,7 +58,7 @@ def _take(records: Records, part: Part, line: str) -> None:
         records.by_kind[type(record)].append(Ranked(rank=part.rank, record=record))
 
 
-def _note_unfit(records: Records, part: Part, line: str) -> None:
+def _note_unfit(records: Records, part: Part, line: bytes) -> None:
     try:
         kind = _kind.decode(line).kind
     except msgspec.DecodeError:

@@ -85,20 +85,20 @@ class Engine:
             self._ibis.raw_sql(f"CREATE TEMP TABLE {name} AS {ibis.to_sql(table, dialect='duckdb')}")
         return self._ibis.sql(f"SELECT * FROM {name}", schema=table.schema())
 
-    def other_lines(self, files: Sequence[Path]) -> list[tuple[int, str | None]]:
+    def other_lines(self, files: Sequence[Path]) -> list[tuple[int, bytes | None]]:
         """Return file and text of every line that is not of a bulk kind, None for a line that is no JSON."""
         return self._lines(files, f"json IS NULL OR NOT ({_of_kinds(BULK)})")
 
-    def lines_of(self, files: Sequence[Path], kinds: Sequence[type[events.Event]]) -> list[tuple[int, str | None]]:
+    def lines_of(self, files: Sequence[Path], kinds: Sequence[type[events.Event]]) -> list[tuple[int, bytes | None]]:
         """Return file and text of every line of some kinds."""
         return self._lines(files, _of_kinds(kinds))
 
-    def _lines(self, files: Sequence[Path], condition: str) -> list[tuple[int, str | None]]:
+    def _lines(self, files: Sequence[Path], condition: str) -> list[tuple[int, bytes | None]]:
         query = (
-            f"SELECT CAST(file_index AS BIGINT) AS {FILE}, {_LINE} AS line "
+            f"SELECT CAST(file_index AS BIGINT) AS {FILE}, encode({_LINE}) AS line "
             f"FROM read_ndjson_objects({_list(files)}, {_OPTIONS}) WHERE {condition}"
         )
-        lines = self.arrow(self._ibis.sql(query, schema=ibis.schema({FILE: "int64", "line": "string"})))
+        lines = self.arrow(self._ibis.sql(query, schema=ibis.schema({FILE: "int64", "line": "binary"})))
         return list(zip(lines[FILE].to_pylist(), lines["line"].to_pylist(), strict=True))
 
     def arrow(self, table: ibis.Table) -> Any:

@@ -312,6 +312,15 @@ def test_what_a_newer_minor_version_adds_is_ignored(tmp_path: Path) -> None:
     assert run.quality.undecodable_lines == {}
 
 
+def test_text_of_any_language_is_read_back(tmp_path: Path) -> None:
+    logs = Logs(world_size=1)
+    logs[0].fault("ValueError", r"größer als \x41 \u0000 \n ✓", "daten/straße.py:1 lade")
+
+    fault = only(logs.load(tmp_path).faults)
+
+    assert (fault["message"], fault["frames"]) == (r"größer als \x41 \u0000 \n ✓", ("daten/straße.py:1 lade",))
+
+
 def test_fields_may_stand_in_any_order(tmp_path: Path) -> None:
     logs = Logs(world_size=1)
     logs[0].all_reduce()
