@@ -1,7 +1,7 @@
 """The report for people: the verdict first, then who, where and since when, then what to do."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
 from distdiag.findings import Finding, Position, Report, Verdict
@@ -10,6 +10,8 @@ from distdiag.reporters._lines import BLANK, GAP, Line, Span, hang, hang_all, pl
 
 SENTENCE_END = re.compile(r"(?<=\.)\s+(?=[A-Z])|\n+")
 """A full stop ends a sentence only before a capital: lines of code have full stops too."""
+GROUP = re.compile(r" of group (\S+)")
+"""Worth its place in a table only where there are several."""
 WHOLENESS = re.compile(r"\d+ of \d+ logs")
 """How whole the logs are is a reason for the confidence, and stands beside it instead of in the evidence."""
 PACE = "Computing"
@@ -56,9 +58,7 @@ def _headline(verdict: Verdict, width: int) -> list[Line]:
     beside = room - len(label) - GAP
     if beside < LEAST_HEADLINE:
         beside, label = room, ""
-    lines = hang(
-        f"{word}{' ' * GAP}", wrap(_sentences(verdict.summary)[0], room, first=beside), style=words.colour(word)
-    )
+    lines = hang(f"{word}{' ' * GAP}", wrap(_split(verdict.summary)[0], room, first=beside), style=words.colour(word))
     if label:
         gap = " " * (width - len(plain(lines[0])) - len(label))
         lines[0] = (*lines[0], Span(gap), Span(label, "dim"))
@@ -71,8 +71,8 @@ def _verdict(report: Report, width: int) -> list[Line]:
     verdict = report.verdict
     indent = " " * (len(words.headline(verdict.name, verdict.code)) + GAP)
     lines = _headline(verdict, width)
-    for sentence in _sentences(verdict.summary)[1:]:
-        lines += hang(indent, wrap(sentence, width - len(indent)))
+    for paragraph in _split(verdict.summary)[1]:
+        lines += hang(indent, wrap(paragraph, width - len(indent)))
     wholeness = [reason for reason in verdict.evidence if WHOLENESS.match(reason)]
     confidence = f"confidence {verdict.confidence}{': ' if wholeness else ''}{'; '.join(wholeness)}"
     return lines + [(Span(indent), Span(line, "dim")) for line in wrap(confidence, width - len(indent))]
@@ -86,18 +86,19 @@ def _healthy(report: Report, width: int) -> list[Line]:
     return [first, *(line for answer in pace for line in hang(indent, wrap(answer, width - len(indent)))), *rest]
 
 
-def _sentences(summary: str) -> list[str]:
-    """Split a summary; its first sentence is the headline, which takes no full stop."""
-    sentences = SENTENCE_END.split(summary.strip())
-    return [sentences[0].rstrip("."), *sentences[1:]]
+def _split(summary: str) -> tuple[str, list[str]]:
+    """Split a summary: its first sentence is the headline, which takes no full stop."""
+    headline, *rest = SENTENCE_END.split(summary.strip(), maxsplit=1)
+    return headline.rstrip("."), rest
 
 
-def _ranks(positions: Iterable[Position], verdict: Verdict, width: int) -> list[Line]:
+def _ranks(positions: Sequence[Position], verdict: Verdict, width: int) -> list[Line]:
     """One row for all ranks that are at the same place: who, where, since when; the culprits come first."""
     alike: dict[tuple[str, ...], list[Position]] = {}
+    one_group = len({name for position in positions for name in GROUP.findall(position.doing)}) == 1
     for position in sorted(positions, key=lambda each: (each.rank not in verdict.culprits, each.rank)):
         step = "" if position.step is None else str(position.step)
-        doing = position.doing.replace(f" of group {verdict.group}", "")  # the headline has named it
+        doing = GROUP.sub("", position.doing) if one_group else position.doing
         place = (step, position.phase or "", words.basename(position.where or ""), doing)
         style = "bold" if position.rank in verdict.culprits else ""
         alike.setdefault((style, *place), []).append(position)
@@ -158,7 +159,7 @@ def _others(report: Report, width: int) -> list[Line]:
 
 
 def _one_line(finding: Finding) -> str:
-    return f"{finding.code} {finding.name}: {' '.join(_sentences(finding.summary))}"
+    return f"{finding.code} {finding.name}: {' '.join(finding.summary.split())}"
 
 
 def _triage(triage: Mapping[str, str], width: int) -> list[Line]:

@@ -17,16 +17,15 @@ class Attention(nn.Module):
         self.project = nn.Linear(16, 16)
 
     def forward(self, document: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(len(document), len(document)).tril()
         hidden: torch.Tensor = self.project(document)
-        length = len(document)
-        mask = torch.ones(length, length).tril()
-        scores = (hidden @ hidden.T) * mask
-        return scores.softmax(dim=-1) @ hidden
+        weights = ((hidden @ hidden.T) * mask).softmax(dim=-1)
+        return weights @ hidden
 
 
 def read_document(rank: int, step: int) -> torch.Tensor:
     time.sleep(0.08)
-    length = 20_000_000 if rank == 1 and step == 9 else 64
+    length = 12_000_000 if rank == 1 and step == 9 else 64
     return torch.ones(1, 16).expand(length, 16)
 
 

@@ -23,6 +23,12 @@ def lines(report: Report | None = None, width: int = 100, height: int = 100) -> 
     return [plain(line) for line in text.compose(report or stuck(), width=width, height=height)]
 
 
+def rows(report: Report | None = None) -> list[str]:
+    shown = lines(report)
+    begin = next(number for number, line in enumerate(shown) if line.startswith("  ranks "))
+    return shown[begin : shown.index("", begin)]
+
+
 def test_report_reads_as_expected() -> None:
     assert "\n".join(lines()) + "\n" == EXPECTED.read_text()
 
@@ -48,9 +54,23 @@ def test_other_findings_of_a_healthy_run_are_still_shown() -> None:
 
 
 def test_culprits_come_first_and_ranks_at_one_place_share_a_row() -> None:
-    rows = [line.split()[0] for line in lines() if "data loading" in line or "all_gather 1842 of group dp  " in line]
+    assert [row.split()[0] for row in rows()] == ["ranks", "5", "0-4,6-7"]
 
-    assert rows == ["5", "0-4,6-7"]
+
+def test_group_is_named_in_the_table_only_where_there_are_several() -> None:
+    elsewhere = position(8, doing="barrier 3 of group tp")
+
+    assert not any("of group dp" in row for row in rows())
+    assert any("of group dp" in row for row in rows(stuck(positions=(position(0), elsewhere))))
+
+
+def test_only_the_first_sentence_is_the_headline() -> None:
+    verdict = Verdict(name="rank-died", code="DD302", summary="rank 1 raised (train.py:9). Others wait. And wait.")
+
+    shown = lines(stuck(verdict=verdict))
+
+    assert shown[0].startswith("DIED  rank 1 raised (train.py:9)  ")
+    assert shown[1] == "      Others wait. And wait."
 
 
 def test_a_thousand_places_are_cut_to_a_screenful() -> None:
