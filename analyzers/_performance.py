@@ -16,6 +16,8 @@ ENOUGH_STEPS = 5
 NOTABLY_SLOWER = 1.1
 LEAST_DIFFERENCE_SECONDS = 0.005
 """Ranks that share cores differ by less than this without a reason."""
+WHOLE_BYTES = 2 << 30
+"""Logs up to this size are gone through whole, in some ten seconds; of longer ones the part that was read counts."""
 TOKEN_FACTS = ("effective_tokens", "tokens", "num_tokens")
 """Names under which people tell ``distdiag.step`` how many tokens a rank trained on, best first."""
 NO_STEPS = "no whole training step was recorded; steps end with an optimizer's step, or with distdiag.step()"
@@ -45,7 +47,8 @@ def performance(run: Run) -> dict[str, Any]:
 
 def _measured(run: Run) -> pd.DataFrame:
     """Return a row per rank: its steps, their mean, and the sums of their parts in nanoseconds."""
-    calls, steps = _in_frames(run) if run.quality.window_bytes is None else _in_logs(run)
+    in_frames = run.quality.window_bytes is None or run.quality.bytes > WHOLE_BYTES
+    calls, steps = _in_frames(run) if in_frames else _in_logs(run)
     first = calls.group_by("rank").agg(call=calls.call.min(), step=calls.step.argmin(calls.call))
     # Where the first calls are lost, the steps up to the first that is known have lost some too.
     lost = first.filter(first.call > 1).select("rank", lost=first.step)
@@ -98,7 +101,7 @@ def _with_parts(steps: ibis.Table, calls: ibis.Table) -> ibis.Table:
 
 
 def _in_frames(run: Run) -> tuple[ibis.Table, ibis.Table]:
-    """Return calls and steps from the frames, which hold all there is."""
+    """Return calls and steps from the frames."""
     calls = run.calls[run.calls["end_ns"].notna() & ~run.calls["failed"]]
     waited = (calls["clock"] == "wait").to_numpy()
     start = np.where(waited, calls["wait_start_ns"].fillna(0), 0)
@@ -128,7 +131,7 @@ def _in_frames(run: Run) -> tuple[ibis.Table, ibis.Table]:
 
 
 def _in_logs(run: Run) -> tuple[ibis.Table, ibis.Table]:
-    """Return calls and steps from the logs themselves, where the frames hold only the newest of them."""
+    """Return calls and steps from the logs themselves, of which the frames hold only the newest."""
     groups = run.table("group").select("rank", "group", "ranks").distinct()
     groups = groups.mutate(key=(groups.group + groups.ranks).hash())
     signatures = run.table("signature").join(groups, ["rank", "group"]).select("rank", "signature", "key", "p2p")

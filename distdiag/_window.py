@@ -8,10 +8,10 @@ from distdiag._launch import Process
 from distdiag._logfiles import LogFile
 from distdiag.engine import Engine
 
-WHOLE_BYTES = 512 << 20
-"""Logs up to this size are read whole: one or two seconds. Beyond, it is shared out between the ranks."""
-LEAST_BYTES = 256 << 10
-"""Read of every rank however many there are: about a thousand calls with their ends."""
+WHOLE_BYTES = 256 << 20
+"""Logs up to this size are read whole, in about two seconds. Beyond, it is shared out between the ranks."""
+LEAST_BYTES = 64 << 10
+"""Read of every rank however many there are: about 250 calls with their ends."""
 HEAD_BYTES = 64 << 10
 """Beginning of a segment that is cut: its header, groups and most of its interned records stand there."""
 UNUSED_BYTES = 64 << 10
