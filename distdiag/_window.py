@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from distdiag import events
 from distdiag._launch import Process
 from distdiag._logfiles import LogFile
 from distdiag.engine import Engine
@@ -16,6 +17,10 @@ HEAD_BYTES = 64 << 10
 """Beginning of a segment that is cut: its header, groups and most of its interned records stand there."""
 UNUSED_BYTES = 64 << 10
 """A longer tail of NULs is cut off rather than read over and over."""
+_LEANED_ON = tuple(
+    f'{{"kind":"{events.kind_of(kind)}"'.encode()
+    for kind in (events.Header, events.Group, events.Path, events.Signature)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,5 +74,10 @@ def _part(rank: int, log: LogFile, start: int, engine: Engine) -> Part:
         head = file.read(HEAD_BYTES)
         file.seek(start)
         tail = file.read(log.used_bytes - start)
-    data = head[: head.rfind(b"\n") + 1] + tail[tail.find(b"\n") + 1 :]
+    data = _without_detail(head[: head.rfind(b"\n") + 1]) + tail[tail.find(b"\n") + 1 :]
     return Part(rank=rank, log=log, path=engine.spool(log.path.name, data), cut=True)
+
+
+def _without_detail(head: bytes) -> bytes:
+    """Return the lines that later ones lean on: calls from before a gap would look like calls that were left out."""
+    return b"".join(line for line in head.splitlines(keepends=True) if line.startswith(_LEANED_ON))

@@ -293,6 +293,7 @@ def test_long_logs_are_read_from_their_end(tmp_path: Path, monkeypatch: pytest.M
 
     assert run.quality.window_bytes == 8 << 10
     assert 10 < len(run.calls) < 400
+    assert run.calls.groupby("rank")["call"].diff().dropna().eq(1).all()
     assert run.calls.groupby("rank")["seq"].max().tolist() == [300, 300]
     assert run.quality.unresolved_calls == 0
     assert run.engine.frame(run.table("call").agg(calls=run.table("call").count()))["calls"].tolist() == [600]
