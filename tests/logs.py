@@ -10,6 +10,7 @@ A rank has a clock of its own that moves with what it does; ``at`` sets it, ``sl
 complete unless it says ``pending=True``. A rank has exited in an orderly way only if it says ``exit()``.
 """
 
+import math
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path as FilePath
@@ -46,9 +47,9 @@ class RankLog:
         self.calls = 0
         self.records: list[events.Event] = []
         self.members: dict[str, tuple[int, ...]] = {}
-        self._logs = logs
         self._paths: dict[tuple[str, ...], int] = {}
         self._signatures: dict[str, int] = {}
+        self._digests: dict[int, tuple[int, int]] = {}
         self._sequences: dict[tuple[str, bool], int] = {}
         self._chains: dict[str, tuple[int, int]] = {}
         self._numbers: dict[str, int] = {}
@@ -309,10 +310,6 @@ class RankLog:
         return b"".join(events.encode(record) for record in self.records)
 
     # ---- interning ------------------------------------------------------------------------------------------------
-    @property
-    def _digests(self) -> dict[int, tuple[int, int]]:
-        return self._logs.digests.setdefault(self.rank, {})
-
     def _signature(
         self,
         op: str,
@@ -325,11 +322,12 @@ class RankLog:
     ) -> int:
         path = self.path(site)
         shapes = [] if shape is None else [list(shape)]
+        numel = sum(map(math.prod, shapes))
         key = repr((op, path, group, shapes, dtype, p2p, self.thread, sorted(fields.items(), key=str)))
         if key not in self._signatures:
             self._signatures[key] = number = len(self._signatures) + 1
             root = fields.get("root") if op in AGREE_ON_ROOT else None
-            agree = zlib.crc32(repr((op, dtype, _numel(shapes), root)).encode())
+            agree = zlib.crc32(repr((op, dtype, numel, root)).encode())
             self._digests[number] = agree, zlib.crc32(repr(site).encode())
             self.add(
                 events.Signature(
@@ -339,7 +337,7 @@ class RankLog:
                     p2p=p2p,
                     dtype=dtype,
                     shapes=shapes,
-                    size_bytes=4 * _numel(shapes),
+                    size_bytes=4 * numel,
                     path=path,
                     thread=self.thread,
                     agree=agree,
@@ -368,7 +366,6 @@ class Logs:
         self.run = run
         self.attempt = attempt
         self.default_group = default_group
-        self.digests: dict[int, dict[int, tuple[int, int]]] = {}
         per_host = ranks_per_host or world_size
         self.ranks = {rank: RankLog(rank, self, f"node{rank // per_host}") for rank in range(world_size)}
 
@@ -398,13 +395,3 @@ class Logs:
     def load(self, directory: FilePath, *, without: Sequence[int] = ()) -> Run:
         """Write the logs and read them back as a run."""
         return load(self.write(directory, without=without))
-
-
-def _numel(shapes: Sequence[Sequence[int]]) -> int:
-    total = 0
-    for shape in shapes:
-        elements = 1
-        for size in shape:
-            elements *= size
-        total += elements
-    return total
