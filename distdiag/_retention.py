@@ -19,6 +19,9 @@ LOOKAHEAD_LINES = 64
 
 _KIND_AT = len(b'{"kind":"')
 _CALL = b'{"kind":"call","call":'
+_CALL_AT = len(_CALL)
+_DETAIL = (b'{"kind":"call"', b'{"kind":"done"')
+"""Most lines; told first, because condensing shares the interpreter with the training."""
 _KEPT = frozenset(events.kind_of(event).encode() for event in events.EVENTS if event.KEPT)
 _INTERNED = frozenset({b"path", b"signature"})
 _REFERENCE = re.compile(rb'"(path|signature)":(\d+)')
@@ -32,21 +35,24 @@ class Tally:
 
     def __init__(self) -> None:
         self.records = 0
-        self._calls: list[int] = []
+        self._first = self._last = 0
 
     def add(self, line: bytes) -> None:
         """Count one line."""
         self.records += 1
         if line.startswith(_CALL):
-            call = int(line[len(_CALL) : line.index(b",", len(_CALL))])
-            first, last = self._calls or (call, call)
-            self._calls = [min(first, call), max(last, call)]
+            call = int(line[_CALL_AT : line.index(b",", _CALL_AT)])
+            if call > self._last:
+                self._last = call
+            if call < self._first or not self._first:  # threads may write in another order than they count
+                self._first = call
 
     def line(self, reason: str, segment: int | None = None) -> bytes:
         """Return the ``dropped`` record that says so."""
+        calls = [self._first, self._last] if self._first else []
         return events.encode(
             events.Dropped(
-                time_ns=time.monotonic_ns(), reason=reason, records=self.records, segment=segment, calls=self._calls
+                time_ns=time.monotonic_ns(), reason=reason, records=self.records, segment=segment, calls=calls
             )
         )
 
@@ -87,6 +93,9 @@ class _Remains:
         """Lines, without their times, that need not be written into the same file again."""
 
     def take(self, position: int, line: bytes) -> None:
+        if line.startswith(_DETAIL):
+            self._tally.add(line)
+            return
         kind = line[_KIND_AT : line.find(b'"', _KIND_AT)]
         if kind in _INTERNED:
             match = _REFERENCE.search(line)

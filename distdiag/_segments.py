@@ -108,7 +108,8 @@ def read_lines(path: Path) -> Iterator[bytes]:
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(READ_BYTES):
             written, nul, _ = chunk.partition(b"\0")
-            *lines, carry = (carry + written).split(b"\n")
+            lines = (carry + written).split(b"\n")
+            carry = lines.pop()
             for line in lines:
                 yield line + b"\n"
             if nul:

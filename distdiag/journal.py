@@ -5,6 +5,7 @@ only the death of the node does. Reading such logs back: ``segments_of`` and ``r
 """
 
 import contextlib
+import errno
 import os
 import threading
 from collections import deque
@@ -38,6 +39,8 @@ SPARE_FROM = 0.5
 """How full a segment is when the next one is prepared; short runs never need it."""
 OVERDUE_SEGMENTS = 4
 """Segments above the cap at which the appending thread makes room itself, because nobody calls ``tick``."""
+OVERDUE_PATIENCE_SECONDS = 0.2
+"""How long it then waits for a ``tick`` that is at it, once; after that, records are dropped until it has ended."""
 
 
 class Journal:
@@ -165,9 +168,10 @@ class Journal:
         with guard("write a header"):
             header = self._header(number)
         size = max(self._segment_bytes, len(header) + len(lines))
-        if size > self._max_bytes or not self._has_room(size):
+        if size > self._max_bytes:
             return "cap"
         try:
+            self._make_room(size)
             segment = self._new_segment(number, size)
         except OSError:
             logger.debug("distdiag cannot begin segment %d of its log", number, exc_info=True)
@@ -181,14 +185,14 @@ class Journal:
         self.segment, self.path = number, segment.path
         return None
 
-    def _has_room(self, size: int) -> bool:
+    def _make_room(self, size: int) -> None:
+        """Condense here and now if ``tick`` is far behind, or wait a moment for it."""
         total = self._retention.total_bytes + self._live_bytes() + size
-        if total <= self._max_bytes or self._retention.detailed <= DETAILED_SEGMENTS + OVERDUE_SEGMENTS:
-            return True
-        with self._tidying(0) as mine:
-            if mine:
+        if total > self._max_bytes and self._retention.detailed > DETAILED_SEGMENTS + OVERDUE_SEGMENTS:
+            with self._tidying(OVERDUE_PATIENCE_SECONDS) as mine:
+                if not mine:
+                    raise OSError(errno.EDQUOT, "the log has come to its cap and cannot be condensed now")
                 self._reduce()
-            return mine
 
     def _new_segment(self, number: int, size: int) -> Segment:
         path = self._path_of(number)

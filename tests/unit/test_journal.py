@@ -1,78 +1,17 @@
-"""The journal as a training process uses it: appending, rotating, dying, forking, running out of space."""
+"""The journal as a training process uses it: names, segments, attempts, the end."""
 
-import gc
-import os
-import random
-import resource
-import signal
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
-from distdiag import events
-from distdiag._segments import Segment
-from distdiag.journal import Journal, log_name, segments_of
-from tests.journals import call_line, header_line, lines_in, open_journal, records_in
-
-ROOT = Path(__file__).parents[2]
-DIES_WHILE_APPENDING = """
-import os, sys
-from pathlib import Path
-from tests.journals import call_line, open_journal
-
-journal = open_journal(Path(sys.argv[1]), segment_bytes=1 << 16)
-call = 0
-while True:
-    call += 1
-    journal.append(call_line(call, padding=100))
-    os.write(1, b"%d\\n" % call)
-    if call % 500 == 0:
-        journal.tick()
-    if call == int(sys.argv[3]):
-        getattr(os, sys.argv[2])(*[3][: sys.argv[2] == "_exit"])
-"""
+from distdiag.journal import log_name, segments_of
+from tests.journals import call_line, header_line, open_journal, records_in
 
 
 @pytest.fixture(autouse=True)
 def _own_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISTDIAG_RAISE", "1")
-
-
-@contextmanager
-def no_space_for_files_above(size_bytes: int) -> Iterator[None]:
-    """Let the kernel refuse to reserve larger files, as a full disk does."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-@contextmanager
-def background(work: Callable[[], object]) -> Iterator[None]:
-    """Repeat ``work`` on another thread meanwhile."""
-    ended = threading.Event()
-
-    def run() -> None:
-        while not ended.is_set():
-            work()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def test_every_segment_begins_with_its_header(tmp_path: Path) -> None:
@@ -99,132 +38,6 @@ def test_segment_and_path_tell_where_the_last_line_went(tmp_path: Path) -> None:
     journal.close()
 
     assert journal.path == tmp_path / f"rank00000.{journal.segment:04d}.jsonl"
-
-
-def test_sigkill_at_a_random_moment_loses_no_appended_record(tmp_path: Path) -> None:
-    for attempt in range(5):
-        directory = tmp_path / str(attempt)
-        command = [sys.executable, "-c", DIES_WHILE_APPENDING, str(directory), "abort", "0"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
-            assert process.stdout
-            process.stdout.readline()
-            time.sleep(random.uniform(0, 0.1))
-            process.kill()
-            returned = int((b"1\n" + process.stdout.read()).split(b"\n")[-2])
-
-        calls = records_in(directory)
-
-        assert calls == [call_line(call, padding=100) for call in range(1, len(calls) + 1)]
-        assert len(calls) in (returned, returned + 1)
-
-
-@pytest.mark.parametrize("death", ["abort", "_exit"])
-def test_abrupt_ends_lose_nothing(tmp_path: Path, death: str) -> None:
-    command = [sys.executable, "-c", DIES_WHILE_APPENDING, str(tmp_path), death, "777"]
-    subprocess.run(command, stdout=subprocess.DEVNULL, cwd=ROOT, check=False)
-
-    assert records_in(tmp_path) == [call_line(call, padding=100) for call in range(1, 778)]
-
-
-def test_append_from_within_append_neither_deadlocks_nor_interleaves(tmp_path: Path) -> None:
-    def header_that_appends(segment: int) -> bytes:
-        signal.raise_signal(signal.SIGUSR1)  # as if it came while a segment begins
-        return header_line(segment)
-
-    journal = open_journal(tmp_path, segment_bytes=300, header=header_that_appends)
-    handled = 0
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        nonlocal handled
-        handled += 1
-        journal.append(call_line(1000 + handled))
-
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        for call in range(100):
-            journal.append(call_line(call, padding=50))
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    journal.close()
-
-    wanted = [call_line(call, padding=50) for call in range(100)]
-    wanted += [call_line(1000 + number) for number in range(1, handled + 1)]
-    assert handled > 20
-    assert sorted(records_in(tmp_path)) == sorted(wanted)
-
-
-def test_signals_and_garbage_collections_append_at_any_moment(tmp_path: Path) -> None:
-    journal = open_journal(tmp_path, segment_bytes=2000)
-    interruptions = 0
-
-    def interrupt() -> None:
-        nonlocal interruptions
-        interruptions += 1
-        journal.append(call_line(1_000_000 + interruptions))
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        interrupt()
-
-    def collected(phase: str, facts: dict[str, int]) -> None:
-        interrupt()
-
-    before, threshold = signal.signal(signal.SIGALRM, handler), gc.get_threshold()
-    gc.callbacks.append(collected)
-    gc.set_threshold(7, 1000, 1000)
-    signal.setitimer(signal.ITIMER_REAL, 0.0001, 0.0001)
-    try:
-        for call in range(5000):
-            journal.append(call_line(call, padding=50))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        gc.callbacks.remove(collected)
-        gc.set_threshold(*threshold)
-    journal.close()
-
-    records = records_in(tmp_path)
-    assert interruptions > 100
-    assert [line for line in records if b"xx" in line] == [call_line(call, padding=50) for call in range(5000)]
-    assert len(records) == 5000 + interruptions
-
-
-def test_threads_append_whole_lines_in_their_own_order(tmp_path: Path) -> None:
-    journal = open_journal(tmp_path, segment_bytes=2000)
-
-    def work(thread: int) -> None:
-        for call in range(1500):
-            journal.append(call_line(10_000 * thread + call))
-
-    with background(journal.tick), ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
-    journal.close()
-
-    numbers = [int(line.split(b":")[2].split(b",")[0]) for line in records_in(tmp_path)]
-    assert len(numbers) == 6000
-    for thread in range(4):
-        own = [number for number in numbers if number // 10_000 == thread]
-        assert own == [10_000 * thread + call for call in range(1500)]
-
-
-def test_forked_child_cannot_write_or_end_its_parents_log(tmp_path: Path) -> None:
-    journal = open_journal(tmp_path)
-    journal.append(call_line(1))
-
-    child = os.fork()
-    if child == 0:
-        try:
-            for call in range(1000, 1200):
-                journal.append(call_line(call))
-            journal.tick()
-            journal.rename("rank00009")
-            journal.close()
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    journal.append(call_line(2))
-    journal.close()
-
-    assert records_in(tmp_path) == [call_line(1), call_line(2)]
 
 
 def test_restart_never_overwrites(tmp_path: Path) -> None:
@@ -297,106 +110,6 @@ def test_rename_before_the_first_record(tmp_path: Path) -> None:
     assert records_in(tmp_path) == [call_line(1)]
 
 
-def test_line_longer_than_a_segment_gets_one_of_its_own(tmp_path: Path) -> None:
-    journal = open_journal(tmp_path, segment_bytes=300)
-    lines = [call_line(1), call_line(2, padding=5000), call_line(3), call_line(4)]
-
-    for line in lines:
-        journal.append(line)
-    journal.close()
-
-    assert records_in(tmp_path) == lines
-
-
-def test_line_longer_than_the_cap_is_dropped_and_said_to_be(tmp_path: Path) -> None:
-    journal = open_journal(tmp_path, max_bytes=8192)
-
-    journal.append(call_line(1))
-    journal.append(call_line(2, padding=10_000))
-    journal.append(call_line(3))
-    journal.tick()
-    journal.close()
-
-    first, second, dropped = records_in(tmp_path)
-    record = events.decode(dropped)
-    assert (first, second) == (call_line(1), call_line(3))
-    assert isinstance(record, events.Dropped)
-    assert (record.reason, record.records, record.calls, record.segment) == ("cap", 1, [2, 2], None)
-
-
-def test_full_disk_drops_and_counts_until_there_is_space(tmp_path: Path) -> None:
-    journal = open_journal(tmp_path, segment_bytes=4096)
-    journal.append(call_line(0, padding=4000))
-
-    with no_space_for_files_above(1000):
-        journal.append(call_line(1, padding=200) + call_line(2, padding=200))
-        journal.tick()
-        journal.append(call_line(3, padding=200))
-    journal.tick()
-    journal.append(call_line(4, padding=200))
-    journal.close()
-
-    first, dropped, last = records_in(tmp_path)
-    record = events.decode(dropped)
-    assert (first, last) == (call_line(0, padding=4000), call_line(4, padding=200))
-    assert isinstance(record, events.Dropped)
-    assert (record.reason, record.records, record.calls) == ("no-space", 3, [1, 3])
-
-
-def test_full_disk_is_not_tried_again_at_every_call(tmp_path: Path) -> None:
-    begun = []
-
-    def header(segment: int) -> bytes:
-        begun.append(segment)
-        return header_line(segment)
-
-    journal = open_journal(tmp_path, header=header)
-    with no_space_for_files_above(1000):
-        for call in range(20):
-            journal.append(call_line(call))
-    journal.close()
-
-    assert begun == [0]
-
-
-def test_log_that_began_on_a_full_disk_goes_on_when_there_is_space(tmp_path: Path) -> None:
-    with no_space_for_files_above(1000):
-        journal = open_journal(tmp_path)
-        journal.append(call_line(1))
-    journal.tick()
-    journal.append(call_line(2))
-    journal.close()
-
-    header, dropped, last = lines_in(tmp_path)
-    assert (header, last) == (header_line(0), call_line(2))
-    assert b'"no-space"' in dropped
-
-
-def test_space_of_a_segment_is_reserved_before_it_is_written(tmp_path: Path) -> None:
-    journal = open_journal(tmp_path, segment_bytes=1 << 20)
-
-    journal.append(call_line(1))
-
-    assert journal.path.stat().st_blocks * 512 >= 1 << 20  # no hole, so no SIGBUS on a full file system
-    journal.close()
-
-
-def test_next_segment_is_prepared_while_the_present_one_fills(tmp_path: Path) -> None:
-    journal = open_journal(tmp_path, segment_bytes=4096)
-    journal.append(call_line(1, padding=1000))
-    journal.tick()
-    assert len(list(tmp_path.iterdir())) == 1
-
-    journal.append(call_line(2, padding=2000))
-    journal.tick()
-    with no_space_for_files_above(1000):  # so it cannot be made now
-        journal.append(call_line(3, padding=2000))
-    journal.close()
-
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank00000.0001.jsonl", "rank00000.jsonl"]
-    assert len(records_in(tmp_path)) == 3
-
-
 def test_close_cuts_the_file_and_later_appends_do_nothing(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     journal.append(call_line(1))
@@ -413,39 +126,6 @@ def test_close_cuts_the_file_and_later_appends_do_nothing(tmp_path: Path) -> Non
     assert journal.path.read_bytes() == header_line(0) + call_line(1)
 
 
-def test_line_of_a_thread_that_comes_while_its_segment_is_sealed_stays(tmp_path: Path) -> None:
-    segment = Segment(tmp_path / "rank00000.jsonl", 4096)
-    segment.map.write(call_line(1))
-    with segment.path.open("r+b") as late:  # behind the end that this thread knows
-        late.seek(len(call_line(1)))
-        late.write(call_line(2))
-
-    segment.seal()
-
-    assert segment.path.read_bytes() == call_line(1) + call_line(2)
-
-
-def test_close_while_other_threads_append_and_tick_leaves_a_readable_log(tmp_path: Path) -> None:
-    for number in range(20):
-        directory = tmp_path / str(number)
-        journal = open_journal(directory, segment_bytes=500)
-        appended = 0
-
-        def append(journal: Journal = journal) -> None:
-            nonlocal appended
-            appended += 1
-            journal.append(call_line(appended))
-
-        with background(append), background(journal.tick):
-            while appended < 50:
-                time.sleep(0.0005)
-            journal.close()
-
-        records = records_in(directory)
-        assert records == [call_line(call) for call in range(1, len(records) + 1)]
-        assert len(records) >= 50
-
-
 def test_log_goes_on_where_it_began_when_the_program_changes_its_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -459,18 +139,3 @@ def test_log_goes_on_where_it_began_when_the_program_changes_its_directory(
     journal.close()
 
     assert len(records_in(tmp_path / "logs")) == 20
-
-
-def test_log_directory_removed_under_the_process_does_no_harm(tmp_path: Path) -> None:
-    journal = open_journal(tmp_path / "logs", segment_bytes=300)
-    journal.append(call_line(1))
-    for path in (tmp_path / "logs").iterdir():
-        path.unlink()
-    (tmp_path / "logs").rmdir()
-
-    for call in range(20):
-        journal.append(call_line(call, padding=50))
-        journal.tick()
-    journal.close()
-
-    assert not list(tmp_path.iterdir())

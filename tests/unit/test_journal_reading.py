@@ -65,7 +65,11 @@ def test_any_sequence_over_any_segments_reads_back_whole(
 def test_lines_longer_than_what_is_read_at_once() -> None:
     lines = [b"a" * 3_000_000 + b"\n", b"b\n", b"c" * (1 << 20) + b"\n"]
 
-    assert read(b"".join(lines) + bytes(3 << 20) + b"behind the end\n") == lines
+    assert read(b"".join(lines) + bytes(3 << 20)) == lines
+
+
+def test_nothing_is_read_behind_the_end() -> None:
+    assert read((b"a\n" + bytes(100)).ljust(2 << 20, b"\0") + b"b\n") == [b"a\n"]
 
 
 def test_segments_are_grouped_by_name_and_attempt_and_ordered_by_number(tmp_path: Path) -> None:

@@ -91,6 +91,24 @@ def test_disk_use_stays_bounded_with_and_without_ticks(tmp_path: Path, ticks: bo
     assert records_in(tmp_path)[-1] == call_line(1999, padding=60)
 
 
+def test_disk_use_stays_bounded_while_nothing_can_be_condensed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distdiag.journal.OVERDUE_PATIENCE_SECONDS", 0.01)
+    journal = open_journal(tmp_path, segment_bytes=SEGMENT_BYTES, max_bytes=CAP)
+
+    with journal._tidying(0):  # as if the ticking thread hung in there
+        for call in range(1, 501):
+            journal.append(call_line(call, padding=60))
+        assert disk_bytes(tmp_path) <= CAP + 6 * SEGMENT_BYTES
+    journal.tick()
+    journal.append(call_line(501, padding=60))
+    journal.close()
+
+    *_, missed, last = records_in(tmp_path)
+    assert b'"reason":"no-space"' in missed
+    assert missed.endswith(b",500]}\n")
+    assert last == call_line(501, padding=60)
+
+
 def test_history_is_gathered_in_few_files(tmp_path: Path) -> None:
     journal = open_journal(tmp_path, segment_bytes=4096, max_bytes=8 * 4096)
     for call in range(6000):
