@@ -52,13 +52,13 @@ def _watch_wait(recorder: Recorder, owner: Any) -> Undo:
         try:
             result = wait(self, *args, **kwargs)
         except BaseException as error:
-            flights.pop(id(self), None)
-            end(flight, clock(), "wait", f"{type(error).__name__}: {str(error)[:500]}")
+            if flights.pop(id(self), None) is not None:  # else the poll was faster
+                end(flight, clock(), "wait", f"{type(error).__name__}: {str(error)[:500]}")
             flight.work = None
             del error
             raise
-        end(flight, clock(), "wait", None)
-        flights.pop(id(self), None)
+        if flights.pop(id(self), None) is not None:
+            end(flight, clock(), "wait", None)
         flight.work = None
         return result
 

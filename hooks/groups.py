@@ -168,6 +168,7 @@ class _Destroy(_Phases):
 
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> events.Phase:
         begun = self._recorder.begin_phase("destroy_process_group")
+        self._recorder.poll()
         group, world = kwargs.get("group", args[0] if args else None), self._c10d.GroupMember.WORLD
         for known, state in list(self._recorder.groups.items()):
             if group is None or group is world or known is group:
