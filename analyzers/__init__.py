@@ -84,7 +84,7 @@ def diagnose(run: Run) -> Report:
     """Return one verdict for a run, everything that was found, and what the report's tables need."""
     findings = by_gravity(finding for analyzer in ANALYZERS for finding in analyzer.analyze(run))
     verdict = verdict_of(run, findings)
-    measured = performance(run)
+    measured = performance(run, whole=verdict.name == "healthy")
     return Report(
         verdict=verdict,
         findings=findings,

@@ -16,8 +16,6 @@ ENOUGH_STEPS = 5
 NOTABLY_SLOWER = 1.1
 LEAST_DIFFERENCE_SECONDS = 0.005
 """Ranks that share cores differ by less than this without a reason."""
-WHOLE_BYTES = 2 << 30
-"""Logs up to this size are gone through whole, in some ten seconds; of longer ones the part that was read counts."""
 TOKEN_FACTS = ("effective_tokens", "tokens", "num_tokens")
 """Names under which people tell ``distdiag.step`` how many tokens a rank trained on, best first."""
 NO_STEPS = "no whole training step was recorded; steps end with an optimizer's step, or with distdiag.step()"
@@ -26,8 +24,11 @@ NO_TOKENS = "tokens were not recorded: say distdiag.step(tokens=...), padding le
 SECOND_NS = 1e9
 
 
-def performance(run: Run) -> dict[str, Any]:
+def performance(run: Run, *, whole: bool = False) -> dict[str, Any]:
     """Return the pace of each rank, the shares of its time, and what these logs do not tell with the reason.
+
+    Of logs too long for the run's frames only the newest steps count, unless the ``whole`` logs shall be gone
+    through: about ten seconds for a gigabyte.
 
     A step is data, computing, communication (what its calls take when nobody is late) and waiting (what they
     take longer than on the rank that came last). A rank's own time is its step without the waiting.
@@ -35,19 +36,25 @@ def performance(run: Run) -> dict[str, Any]:
     unknown: dict[str, str] = {}
     if (run.calls["device"] != "cpu").any():
         unknown["shares"] = DEVICE_TIMES
-    measured = _measured(run)
+    newest = run.quality.window_bytes is not None and not whole
+    measured = _measured(run, whole=whole)
     if measured.empty:
         unknown["steps"] = NO_STEPS
     tokens = _tokens_per_second(run.steps)
     if not tokens:
         unknown["tokens"] = NO_TOKENS
     ranks = {int(row["rank"]): _row(row, tokens, known="shares" not in unknown) for row in measured.to_dict("records")}
-    return {"ranks": ranks, "slowest": None if "shares" in unknown else _slowest(ranks), "unknown": unknown}
+    return {
+        "ranks": ranks,
+        "slowest": None if "shares" in unknown else _slowest(ranks),
+        "covers": "newest steps" if newest else "all steps",
+        "unknown": unknown,
+    }
 
 
-def _measured(run: Run) -> pd.DataFrame:
+def _measured(run: Run, *, whole: bool) -> pd.DataFrame:
     """Return a row per rank: its steps, their mean, and the sums of their parts in nanoseconds."""
-    in_frames = run.quality.window_bytes is None or run.quality.bytes > WHOLE_BYTES
+    in_frames = run.quality.window_bytes is None or not whole
     calls, steps = _in_frames(run) if in_frames else _in_logs(run)
     first = calls.group_by("rank").agg(call=calls.call.min(), step=calls.step.argmin(calls.call))
     # Where the first calls are lost, the steps up to the first that is known have lost some too.

@@ -221,7 +221,8 @@ def _shares(measured: Mapping[str, Any]) -> str:
     parts = [f"{name} {_span(values)}" for name, values in shares.items()]
     pace = float(np.median([row["mean_step_seconds"] for row in ranks.values()]))
     steps = max(row["steps"] for row in ranks.values())
-    return f"{', '.join(parts)} of a step of {seconds(pace * 1e9)} ({counted(steps, 'step')})"
+    newest = "newest " if measured["covers"] == "newest steps" else ""
+    return f"{', '.join(parts)} of a step of {seconds(pace * 1e9)} ({newest}{counted(steps, 'step')})"
 
 
 def _span(shares: Sequence[float]) -> str:

@@ -86,7 +86,7 @@ def test_whole_logs_give_the_same_as_frames(tmp_path: Path, clock: str) -> None:
         rank.send(1 - rank.rank, group="1")
     run = logs.load(tmp_path)
 
-    assert performance(from_logs(run)) == performance(run)
+    assert performance(from_logs(run), whole=True) == performance(run)
 
 
 def test_steps_whose_calls_are_lost_do_not_count(tmp_path: Path) -> None:
@@ -97,7 +97,14 @@ def test_steps_whose_calls_are_lost_do_not_count(tmp_path: Path) -> None:
     run = logs.load(tmp_path)
 
     assert performance(run)["ranks"][0]["shares"]["waiting"] == pytest.approx(0.3)
-    assert performance(from_logs(run)) == performance(run)
+    assert performance(from_logs(run), whole=True) == performance(run)
+
+
+def test_of_long_logs_only_the_newest_steps_count_unless_asked(tmp_path: Path) -> None:
+    run = from_logs(job().load(tmp_path))
+
+    assert performance(run)["covers"] == "newest steps"
+    assert performance(run, whole=True)["covers"] == "all steps"
 
 
 def test_tokens_are_counted_where_they_were_said(tmp_path: Path) -> None:
