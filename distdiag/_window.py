@@ -9,7 +9,7 @@ from distdiag._launch import Process
 from distdiag._logfiles import LogFile
 from distdiag.engine import Engine
 
-WHOLE_BYTES = 256 << 20
+WHOLE_BYTES = 320 << 20
 """Logs up to this size are read whole, in about two seconds. Beyond, it is shared out between the ranks."""
 LEAST_BYTES = 64 << 10
 """Read of every rank however many there are: about 250 calls with their ends."""
