@@ -1,0 +1,38 @@
+"""What an importer is, and what it hands over."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from distdiag.events import Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """What foreign files tell of one rank, as the records of a log: its header first.
+
+    A source that has no monotonic clock writes wall time and gives both clocks of the header the same value.
+    What the source cannot know is left out.
+    """
+
+    rank: int | None
+    """None where nothing tells whose it is; such records can be kept, but not compared."""
+    attempt: int
+    events: Sequence[Event]
+    notes: tuple[str, ...] = ()
+    """What could not be read, in words."""
+
+
+class Importer(Protocol):
+    """What an importer module has to have."""
+
+    __name__: str
+    NAME: str
+    """What the source is called in headers and reports: ``flight-recorder``, ``stderr`` …"""
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        """Return whether a file is of this kind, by the beginning of its content."""
+
+    def read(self, files: Sequence[Path]) -> Iterable[Imported]:
+        """Yield what the files tell, by rank and attempt; what cannot be read becomes a note."""

@@ -1,0 +1,127 @@
+"""Writes imported records as logs, beside the own logs that there are, into a directory that can be loaded.
+
+Own records stay what they are. Of a rank that has an own log, other sources add only what such a log cannot hold:
+how its process ended, stacks, what a backend says of itself. Of a rank without one, the first source that tells of
+calls is taken at its word; the others add their facts.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from distdiag import events
+from distdiag._frames import TIMES
+from distdiag._launch import processes_of
+from distdiag._logfiles import LogFile, discover
+from distdiag._segments import file_name, log_name
+from distdiag.importers._contract import Imported
+
+FACTS = (events.Path, events.Fault, events.Stack, events.Status, events.Memory)
+"""Kinds that a second source may add to what a first one tells of a rank."""
+NUMBERS_APART = 1 << 32
+"""Added to the numbers of each further source of a rank, so that its paths and calls are told from the others'."""
+NUMBERS = ("path", "signature", "call", "number", "coalesced")
+
+_encoder = msgspec.json.Encoder()
+
+
+def merged(own: Sequence[Path], imported: Sequence[Imported], directory: Path) -> Path:
+    """Write everything into ``directory`` and return it."""
+    for file in own:
+        (directory / file.name).symlink_to(file.resolve())
+    recorded = _recorded(directory) if own else {}
+    by_log: dict[tuple[int | None, int], list[Imported]] = {}
+    for each in imported:
+        by_log.setdefault((each.rank, each.attempt), []).append(each)
+    nameless = itertools.count()
+    for (rank, attempt), sources in sorted(by_log.items(), key=lambda item: _order(*item[0])):
+        if rank is None:
+            for source in sources:
+                _write(directory / file_name(f"unknown-{next(nameless)}", 0, 0), source.events)
+        elif rank in recorded:
+            _add(directory, recorded[rank], sources)
+        else:
+            _write(directory / file_name(log_name(rank), attempt, 0), _one_log(sources))
+    return directory
+
+
+def _order(rank: int | None, attempt: int) -> tuple[bool, int, int]:
+    return rank is None, rank or 0, attempt
+
+
+def _recorded(directory: Path) -> dict[int, tuple[LogFile, events.Header]]:
+    """Return by rank the last file of its newest own log, and the log's header."""
+    newest: dict[int, tuple[LogFile, events.Header]] = {}
+    for process in processes_of(discover(directory)):
+        if process.rank is None or process.header is None:
+            continue
+        known = newest.get(process.rank)
+        if known is None or known[1].wall_ns < process.header.wall_ns:
+            newest[process.rank] = process.files[-1], process.header
+    return newest
+
+
+def _add(directory: Path, log: tuple[LogFile, events.Header], sources: Sequence[Imported]) -> None:
+    """Write the facts of other sources as one more segment of an own log, on its clock."""
+    last, header = log
+    shift = header.monotonic_ns - header.wall_ns
+    path = directory / file_name(last.stem, last.attempt, _segment_of(last.path) + 1)
+    facts = [
+        _shifted(event, shift)
+        for position, source in enumerate(sources, start=1)
+        for event in _apart(_facts(source.events), position)
+    ]
+    if facts:
+        _write(path, facts)
+
+
+def _segment_of(path: Path) -> int:
+    number = path.name.removesuffix(".jsonl").rpartition(".")[2]
+    return int(number) if number.isdigit() else 0
+
+
+def _one_log(sources: Sequence[Imported]) -> Iterator[events.Event]:
+    """Yield the records of several sources of one rank as one log."""
+    headers = [event for source in sources for event in source.events if isinstance(event, events.Header)]
+    if headers:
+        yield msgspec.structs.replace(
+            headers[0],
+            source="+".join(dict.fromkeys(header.source for header in headers)),
+            world_size=max((h.world_size for h in headers if h.world_size is not None), default=None),
+        )
+    teller = next((source for source in sources if any(isinstance(e, events.Call) for e in source.events)), sources[0])
+    for position, source in enumerate(sources):
+        kept = source.events if source is teller else _facts(source.events)
+        yield from _apart((event for event in kept if not isinstance(event, events.Header)), position)
+
+
+def _facts(records: Iterable[events.Event]) -> Iterator[events.Event]:
+    return (event for event in records if isinstance(event, FACTS))
+
+
+def _apart(records: Iterable[events.Event], position: int) -> Iterator[events.Event]:
+    """Yield records with their own numbers moved out of the way of the sources before."""
+    if not position:
+        yield from records
+        return
+    for event in records:
+        moved: dict[str, Any] = {
+            name: value + position * NUMBERS_APART
+            for name in NUMBERS
+            if isinstance(value := getattr(event, name, None), int)
+        }
+        yield msgspec.structs.replace(event, **moved) if moved else event
+
+
+def _shifted(event: events.Event, shift_ns: int) -> events.Event:
+    moved: dict[str, Any] = {
+        name: value + shift_ns for name in TIMES if (value := getattr(event, name, None)) is not None
+    }
+    return msgspec.structs.replace(event, **moved) if moved else event
+
+
+def _write(path: Path, records: Iterable[events.Event]) -> None:
+    path.write_bytes(_encoder.encode_lines(list(records)))
