@@ -118,6 +118,8 @@ class Recorder:
         self.adopt_group: Callable[[Any, GroupState], None] = lambda group, state: None
         self.exiting = False
         """The interpreter is ending; set by the exit handler."""
+        self.renamed: Callable[[], None] = lambda: None
+        """Called when the log got the name of its rank."""
         self.crash_file: TextIO | None = None
         """Where faulthandler writes, while it may."""
         self.loop = Loop(self)
@@ -266,13 +268,14 @@ class Recorder:
         if self.rank is None:
             self.rank, self.world_size = rank, world_size
             self.journal.rename(log_name(rank))
+            self.renamed()
             self.journal.append(self._header(self.journal.segment))
 
     def beside(self, ending: str) -> FilePath:
-        """Return the path of a file that belongs to this process's log."""
-        path = self.journal.path
+        """Return the path of a file that belongs to this process's log, where the logs of all ranks end up."""
+        directory = self.settings.directory if self.journal.shipped_from else self.journal.path.parent
         stem = log_name(self.rank) + (f".attempt{self.journal.attempt}" if self.journal.attempt else "")
-        return path.with_name(stem + ending)
+        return directory / (stem + ending)
 
     def _header(self, segment: int) -> bytes:
         wall_ns, monotonic_ns = self._wall

@@ -10,6 +10,7 @@ from typing import NoReturn
 from distdiag import events
 from distdiag.errors import guard
 from distdiag.hooks._patch import Undo, replace, together
+from distdiag.journal import within_patience
 from distdiag.recorder import Recorder
 
 CRASH_ENDING = ".crash.txt"
@@ -45,11 +46,20 @@ def _watch_signals(recorder: Recorder) -> Undo:
     """Let faulthandler tell SIGABRT and SIGSEGV from SIGKILL, and mark survivors that were torn down."""
     owned_by_user = faulthandler.is_enabled()
     path = recorder.beside(CRASH_ENDING)
-    file = open(path, "a")  # noqa: SIM115 - it has to stay open until the process is gone
+    # On a network file system the open could hang, and training must not wait for it.
+    file = within_patience(lambda: open(path, "a"), None)  # noqa: SIM115 - open until the process is gone
+    if file is None:
+        return lambda: None
     recorder.crash_file = file
     if not owned_by_user:
         faulthandler.enable(file)
     faulthandler.register(signal.SIGTERM, file, all_threads=False, chain=True)
+
+    def rename() -> None:
+        nonlocal path
+        path = path.rename(recorder.beside(CRASH_ENDING))
+
+    recorder.renamed = rename
 
     def undo() -> None:
         faulthandler.unregister(signal.SIGTERM)
@@ -57,8 +67,8 @@ def _watch_signals(recorder: Recorder) -> Undo:
             faulthandler.disable()
         recorder.crash_file = None
         file.close()
-        if os.path.exists(path) and os.path.getsize(path) == 0:
-            os.unlink(path)
+        if path.exists() and path.stat().st_size == 0:
+            path.unlink()
 
     return undo
 
