@@ -23,7 +23,6 @@ def main() -> None:
     network = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
     model = DistributedDataParallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    dist.barrier()
     for step in range(20):
         time.sleep(0.08)
         optimizer.zero_grad()
