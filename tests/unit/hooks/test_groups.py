@@ -1,6 +1,5 @@
 """Process groups: their members and timeouts, and the phases of making and destroying them."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch.distributed
 import distdiag
 from distdiag import events
 from distdiag.errors import RAISE_OWN_ERRORS
-from tests.ranks import Ended, launch
+from tests.ranks import launch
 from tests.recordings import Recording, floats, lonely_world, pretended_world, read_logs, recording
 
 dist: Any = torch.distributed
@@ -203,14 +202,8 @@ os._exit(0)
 """
 
 
-@pytest.fixture(scope="module")
-def left_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Ended]]:
-    """Run two ranks of which only the first asks for a group."""
-    yield launch(LEFT_ALONE, tmp_path_factory.mktemp("alone"))
-
-
-def test_new_group_that_peers_do_not_ask_for_begins_and_fails(left_alone: list[Ended]) -> None:
-    alone, gone = left_alone
+def test_new_group_that_peers_do_not_ask_for_begins_and_fails(tmp_path: Path) -> None:
+    alone, gone = launch(LEFT_ALONE, tmp_path)
 
     begun, ended = alone.log.phases("new_group")
     assert (begun.edge, ended.edge, ended.failed) == ("begin", "end", True), alone.stderr
