@@ -5,8 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
-
 from distdiag.analyzers._lives import CONNECTION, SECOND_NS, TIMEOUT, End, Life
 from distdiag.analyzers._paths import Frames, location
 from distdiag.analyzers._rows import newest, records
@@ -51,19 +49,13 @@ def deaths_of(run: Run, lives: Mapping[int, Life], blocked_since: Mapping[int, i
 
     ``blocked_since`` tells since when a rank was blocked in a call it never came out of.
     """
+    registry = _Registry(run, lives)
     single = [
         death
         for rank, life in lives.items()
-        if (death := _raised(run, life) or _ended(run, life, lives, blocked_since.get(rank))) is not None
+        if (death := registry.raised(life) or registry.ended(life, blocked_since.get(rank))) is not None
     ]
-    first_timeout = min(
-        (
-            life.failed_ns
-            for life in lives.values()
-            if life.failed_ns is not None and TIMEOUT.search(life.failure or "")
-        ),
-        default=None,
-    )
+    first_timeout = registry.first_timeout_ns()
     timely = [d for d in single if first_timeout is None or d.time_ns <= first_timeout]
     alike: dict[tuple[str, str, str | None], list[Death]] = {}
     for death in timely:
@@ -119,122 +111,112 @@ def _type_of(text: str) -> str:
     return text.partition(":")[0].rpartition(".")[2]
 
 
-def _raised(run: Run, life: Life) -> Death | None:
-    """Return the death by an exception that reached the top of the main thread."""
-    faults = run.faults
-    uncaught = faults[(faults["rank"] == life.rank) & (faults["where"] == "uncaught")]
-    for fault in records(uncaught):
-        chain = [f"{fault.type}: {fault.message}", *fault.causes]
-        failed_first = life.failed_ns is not None and life.failed_ns < fault.time_ns
-        error = own_error(
-            chain,
-            communicating=_communicating(run.calls, life),
-            failed_before=life.failure if failed_first else None,
-            handled=_handled_by_failed_call(run.calls, life),
-        )
-        if error is not None:
-            memory = fault.fault == OUT_OF_MEMORY or any(MEMORY_ERROR.search(text) for text in chain)
-            return Death(
-                ranks=(life.rank,),
-                time_ns=_when(run, life, fault, error),
-                cause=OUT_OF_MEMORY if memory else "exception",
-                what=error,
-                frames=tuple(fault.frames),
-                step=int(fault.step),
+class _Registry:
+    """What the deaths of a run are told by, looked up once for all ranks."""
+
+    def __init__(self, run: Run, lives: Mapping[int, Life]) -> None:
+        self._run, self._lives = run, lives
+        calls, faults = run.calls, run.faults
+        self._uncaught: dict[int, list[Any]] = {}
+        for fault in records(faults[faults["where"] == "uncaught"]):
+            self._uncaught.setdefault(int(fault.rank), []).append(fault)
+        unfinished = calls[calls["end_ns"].isna() & ~calls["captured"]]
+        self._unfinished = frozenset(int(rank) for rank in unfinished["rank"].unique())
+        self._handling = calls[calls["handling"].notna()]
+        self._failures = {rank: life.failed_ns for rank, life in lives.items() if life.failed_ns is not None}
+        self._said = {rank: lives[rank].failure or "" for rank in self._failures}
+
+    def first_timeout_ns(self) -> int | None:
+        """Return when the first rank gave up waiting."""
+        timeouts = [failed_ns for rank, failed_ns in self._failures.items() if TIMEOUT.search(self._said[rank])]
+        return min(timeouts, default=None)
+
+    def raised(self, life: Life) -> Death | None:
+        """Return the death by an exception that reached the top of the main thread."""
+        for fault in self._uncaught.get(life.rank, ()):
+            chain = [f"{fault.type}: {fault.message}", *fault.causes]
+            failed_first = life.failed_ns is not None and life.failed_ns < fault.time_ns
+            error = own_error(
+                chain,
+                communicating=life.failed_ns is not None or life.rank in self._unfinished,
+                failed_before=life.failure if failed_first else None,
+                handled=self._handled_by_failed_call(life.rank),
             )
-    return None
-
-
-def _communicating(calls: pd.DataFrame, life: Life) -> bool:
-    unfinished = calls["end_ns"].isna() & ~calls["captured"]
-    return life.failed_ns is not None or bool(unfinished[calls["rank"] == life.rank].any())
-
-
-def _when(run: Run, life: Life, fault: Any, error: str) -> int:
-    """Return when an exception came up: what is uncaught at last may have been raised before a failed call."""
-    if life.failed_ns is None or fault.time_ns < life.failed_ns:
-        return int(fault.time_ns)
-    calls = run.calls
-    handling = calls[(calls["rank"] == life.rank) & (calls["handling"] == _type_of(error))]
-    # The error came before the call that was made while handling it.
-    return int(handling["start_ns"].iloc[0]) - 1 if len(handling) else int(fault.time_ns)
-
-
-def _handled_by_failed_call(calls: pd.DataFrame, life: Life) -> str | None:
-    failed = calls[(calls["rank"] == life.rank) & calls["failed"] & calls["handling"].notna()]
-    return str(failed["handling"].iloc[0]) if len(failed) else None
-
-
-def _ended(run: Run, life: Life, lives: Mapping[int, Life], blocked_since: int | None) -> Death | None:
-    """Return the death of a process that could not say why."""
-    if blocked_since is not None and life.end_ns - blocked_since > LONG_BLOCKED_NS:
+            if error is not None:
+                memory = fault.fault == OUT_OF_MEMORY or any(MEMORY_ERROR.search(text) for text in chain)
+                return Death(
+                    ranks=(life.rank,),
+                    time_ns=self._when(life, fault, error),
+                    cause=OUT_OF_MEMORY if memory else "exception",
+                    what=error,
+                    frames=tuple(fault.frames),
+                    step=int(fault.step),
+                )
         return None
-    if life.end is End.ABORTED:
-        return _death(
-            run, life, lives, "aborted", life.signal or "a fatal signal", tuple(user_frames(life.crash_frames))
+
+    def _handled_by_failed_call(self, rank: int) -> str | None:
+        failed = self._handling[(self._handling["rank"] == rank) & self._handling["failed"]]
+        return str(failed["handling"].iloc[0]) if len(failed) else None
+
+    def _when(self, life: Life, fault: Any, error: str) -> int:
+        """Return when an exception came up: what is uncaught at last may have been raised before a failed call."""
+        if life.failed_ns is None or fault.time_ns < life.failed_ns:
+            return int(fault.time_ns)
+        handling = self._handling
+        during = handling[(handling["rank"] == life.rank) & (handling["handling"] == _type_of(error))]
+        # The error came before the call that was made while handling it.
+        return int(during["start_ns"].iloc[0]) - 1 if len(during) else int(fault.time_ns)
+
+    def ended(self, life: Life, blocked_since: int | None) -> Death | None:
+        """Return the death of a process that could not say why."""
+        if blocked_since is not None and life.end_ns - blocked_since > LONG_BLOCKED_NS:
+            return None
+        if life.end is End.ABORTED:
+            frames = tuple(user_frames(life.crash_frames))
+            return self._death(life, "aborted", life.signal or "a fatal signal", frames)
+        if life.end is End.HARD_EXIT and (life.code or self._failed_after(life)):
+            return self._death(life, "exited", f"os._exit({life.code})")
+        if life.end in (End.SILENT, End.TORN_DOWN) and life.failed_ns is None:
+            seen_by = self._saw_it_go(life)
+            if seen_by:
+                signal = "SIGTERM" if life.end is End.TORN_DOWN else "SIGKILL"
+                return self._death(life, "killed", signal, seen_by=seen_by)
+        return None
+
+    def _failed_after(self, life: Life) -> bool:
+        return any(rank != life.rank and failed_ns >= life.end_ns for rank, failed_ns in self._failures.items())
+
+    def _death(self, life: Life, cause: str, what: str, frames: Frames = (), seen_by: tuple[int, ...] = ()) -> Death:
+        return Death(
+            ranks=(life.rank,),
+            time_ns=self._moment(life),
+            cause=cause,
+            what=what,
+            frames=frames or last_path(self._run, life.rank),
+            step=_last_step(self._run, life.rank),
+            seen_by=seen_by,
         )
-    if life.end is End.HARD_EXIT and (life.code or _waited_for(life, lives)):
-        return _death(run, life, lives, "exited", f"os._exit({life.code})")
-    if life.end in (End.SILENT, End.TORN_DOWN) and life.failed_ns is None:
-        seen_by = _saw_it_go(run, life, lives)
-        if seen_by:
-            signal = "SIGTERM" if life.end is End.TORN_DOWN else "SIGKILL"
-            return _death(run, life, lives, "killed", signal, seen_by=seen_by)
-    return None
 
+    def _moment(self, life: Life) -> int:
+        """Return when a process was gone: it could not say, but its pulse stopped and connections to it broke."""
+        if life.end is End.HARD_EXIT:
+            return life.end_ns
+        broken = [failed_ns for rank, failed_ns in self._failures.items() if rank != life.rank]
+        return min([life.last_ns + PULSE_NS, *(failed_ns for failed_ns in broken if failed_ns > life.last_ns)])
 
-def _moment(life: Life, lives: Mapping[int, Life]) -> int:
-    """Return when a process was gone: it could not say, but its pulse stopped and connections to it broke."""
-    if life.end is End.HARD_EXIT:
-        return life.end_ns
-    broken = [o.failed_ns for o in lives.values() if o is not life and o.failed_ns is not None]
-    after = [failed_ns for failed_ns in broken if failed_ns > life.last_ns]
-    return min([life.last_ns + PULSE_NS, *after])
-
-
-def _death(
-    run: Run,
-    life: Life,
-    lives: Mapping[int, Life],
-    cause: str,
-    what: str,
-    frames: Frames = (),
-    seen_by: tuple[int, ...] = (),
-) -> Death:
-    return Death(
-        ranks=(life.rank,),
-        time_ns=_moment(life, lives),
-        cause=cause,
-        what=what,
-        frames=frames or last_path(run, life.rank),
-        step=_last_step(run, life.rank),
-        seen_by=seen_by,
-    )
-
-
-def _waited_for(life: Life, lives: Mapping[int, Life]) -> bool:
-    return any(
-        other.failed_ns is not None and other.failed_ns >= life.end_ns for other in lives.values() if other is not life
-    )
-
-
-def _saw_it_go(run: Run, life: Life, lives: Mapping[int, Life]) -> tuple[int, ...]:
-    """Return the ranks whose connection broke after a silent rank's last record, nobody having given up before."""
-    failures = {o.rank: o.failed_ns for o in lives.values() if o.failed_ns is not None and o is not life}
-    said = {rank: lives[rank].failure or "" for rank in failures}
-    if any(TIMEOUT.search(said[rank]) and failed_ns <= life.last_ns for rank, failed_ns in failures.items()):
-        return ()
-    earliest_ns = life.last_ns - SECOND_NS
-    broken = {
-        r: failed_ns for r, failed_ns in failures.items() if CONNECTION.search(said[r]) and failed_ns >= earliest_ns
-    }
-    at_once = tuple(rank for rank, failed_ns in broken.items() if failed_ns - life.last_ns <= NOTICED_NS)
-    if at_once:
-        return at_once
-    # Peers that were busy notice only when they come to their next collective.
-    others_last = max((other.last_ns for other in lives.values() if other is not life), default=life.last_ns)
-    gone_early = others_last - life.last_ns > SILENCE_NS
-    return tuple(broken) if gone_early else ()
+    def _saw_it_go(self, life: Life) -> tuple[int, ...]:
+        """Return the ranks whose connection broke after a silent rank's last record, nobody having given up before."""
+        failures = {rank: failed_ns for rank, failed_ns in self._failures.items() if rank != life.rank}
+        if any(TIMEOUT.search(self._said[rank]) and at <= life.last_ns for rank, at in failures.items()):
+            return ()
+        after = {rank: at for rank, at in failures.items() if at >= life.last_ns - SECOND_NS}
+        broken = {rank: at for rank, at in after.items() if CONNECTION.search(self._said[rank])}
+        at_once = tuple(rank for rank, at in broken.items() if at - life.last_ns <= NOTICED_NS)
+        if at_once:
+            return at_once
+        # Peers that were busy notice only when they come to their next collective.
+        others_last = max((o.last_ns for o in self._lives.values() if o is not life), default=life.last_ns)
+        return tuple(broken) if others_last - life.last_ns > SILENCE_NS else ()
 
 
 def last_path(run: Run, rank: int) -> Frames:

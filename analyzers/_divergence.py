@@ -8,6 +8,7 @@ import pandas as pd
 
 from distdiag.analyzers._align import Alignment, Departure, Kind, Stream, align, departure
 from distdiag.analyzers._issued import Issued, issued
+from distdiag.analyzers._rows import records
 from distdiag.analyzers._streams import GroupCalls, Labels, Member, stream_of
 from distdiag.run import Run
 
@@ -238,7 +239,10 @@ def _paired(group: GroupCalls, reference: Stream, odd: Stream, where: Departure)
 
 
 def _call(run: Run, calls: pd.DataFrame, member: Member, position: int) -> Issued | None:
-    return issued(run, calls.iloc[int(member.rows[position])]) if 0 <= position < len(member.rows) else None
+    if not 0 <= position < len(member.rows):
+        return None
+    row = int(member.rows[position])
+    return next(issued(run, each) for each in records(calls.iloc[row : row + 1]))
 
 
 def _agree(reference: Stream, odd: Stream) -> bool:

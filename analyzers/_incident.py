@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from distdiag.analyzers._creation import GroupLists
 from distdiag.analyzers._deaths import Death
 from distdiag.analyzers._divergence import Divergence
-from distdiag.analyzers._issued import group_words
+from distdiag.analyzers._issued import Issued, group_words
 from distdiag.analyzers._naming import Named
 from distdiag.analyzers._splits import SplitMismatch
 from distdiag.analyzers._waitfor import Wait
@@ -50,7 +50,26 @@ class Together:
     wait: Wait
 
 
-Basis = Disagreement | SplitMismatch | Death | GroupLists | Absence | Circle | Together
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surplus:
+    """A call that some ranks began after all others had ended in an orderly way."""
+
+    wait: Wait
+    call: Issued
+    ended: tuple[int, ...]
+    forwards: tuple[int, int] | None
+    """Forwards begun by the waiting rank, and by those that ended, where they differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unexplained:
+    """Ranks that failed or vanished without a reason that these logs hold."""
+
+    ranks: tuple[int, ...]
+    reason: str
+
+
+Basis = Disagreement | SplitMismatch | Death | GroupLists | Absence | Circle | Together | Surplus | Unexplained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

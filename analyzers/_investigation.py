@@ -19,10 +19,12 @@ from distdiag.analyzers._lives import End, lives_of
 from distdiag.analyzers._memory import ran_out_of_memory
 from distdiag.analyzers._naming import Name, name_of, sites_of
 from distdiag.analyzers._paths import location, own_line
+from distdiag.analyzers._scene import Scene
 from distdiag.analyzers._splits import split_mismatches
-from distdiag.analyzers._standing import Standing
+from distdiag.analyzers._standing import standing
 from distdiag.analyzers._streams import Labels, collectives_of, groups_that_differ
 from distdiag.analyzers._trust import confidence_of
+from distdiag.analyzers._unexplained import unexplained
 from distdiag.analyzers._waits import blocked_calls, blocked_since, waits_of
 from distdiag.run import Run
 
@@ -58,7 +60,9 @@ def investigate(run: Run) -> Investigation:
         *_splits(run, collectives, stuck),
         *_deaths(run, deaths_of(run, lives, blocked_since(blocked)), stuck),
     ]
-    roots = _first(found) or Standing(run, lives, waits).incidents()
+    roots = _first(found) or standing(Scene(run, lives, waits))
+    if not roots and in_trouble:
+        roots = tuple(unexplained(run, lives))
     return Investigation(incidents=tuple(confidence_of(run, incident) for incident in roots))
 
 

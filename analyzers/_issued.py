@@ -4,8 +4,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
-
 from distdiag.analyzers._paths import Frames, location
 from distdiag.analyzers._rows import text, whole
 from distdiag.run import Run
@@ -59,29 +57,29 @@ class Issued:
         return words + (f" for module {self.module}" if self.module else "")
 
 
-def issued(run: Run, row: "pd.Series[Any]") -> Issued:
+def issued(run: Run, row: Any) -> Issued:
     """Return the call that a row of the run's calls holds."""
     return Issued(
-        rank=int(row["rank"]),
-        call=int(row["call"]),
-        op=str(row["op"]),
-        seq=int(row["seq"]),
-        step=int(row["step"]),
-        forwards=int(row["forwards"]),
-        backwards=int(row["backwards"]),
-        start_ns=int(row["start_ns"]),
-        end_ns=whole(row["end_ns"]),
-        failed=bool(row["failed"]),
-        error=text(row["error"]),
-        path=run.paths.get(int(row["path"]), ()),
-        module=text(row["module"]),
-        thread=str(row["thread"]),
-        dtype=text(row["dtype"]),
-        shapes=tuple(row["shapes"]),
-        numel=int(row["numel"]),
-        root=whole(row["root"]),
-        peer=whole(row["peer"]),
-        handling=text(row["handling"]),
+        rank=int(row.rank),
+        call=int(row.call),
+        op=str(row.op),
+        seq=int(row.seq),
+        step=int(row.step),
+        forwards=int(row.forwards),
+        backwards=int(row.backwards),
+        start_ns=int(row.start_ns),
+        end_ns=whole(row.end_ns),
+        failed=bool(row.failed),
+        error=text(row.error),
+        path=run.paths.get(int(row.path), ()),
+        module=text(row.module),
+        thread=str(row.thread),
+        dtype=text(row.dtype),
+        shapes=tuple(row.shapes),
+        numel=int(row.numel),
+        root=whole(row.root),
+        peer=whole(row.peer),
+        handling=text(row.handling),
     )
 
 

@@ -115,12 +115,23 @@ def _bounds(run: Run) -> tuple[dict[int, int], dict[int, int]]:
         for column in _EVENT_TIMES:
             if column not in frame or frame.empty:
                 continue
-            known = frame[["rank", column]].dropna().groupby("rank")[column]
-            for rank, value in by_rank(known.max()).items():
-                lasts[rank] = max(lasts.get(rank, 0), int(value))
-            for rank, value in by_rank(known.min()).items():
-                firsts[rank] = min(firsts.get(rank, int(value)), int(value))
+            for rank, (first, last) in _extremes(frame, column).items():
+                firsts[rank] = min(firsts.get(rank, first), first)
+                lasts[rank] = max(lasts.get(rank, last), last)
     return firsts, lasts
+
+
+def _extremes(frame: pd.DataFrame, column: str) -> dict[int, tuple[int, int]]:
+    """Return the smallest and the greatest value of a column by rank."""
+    known = frame[column].notna().to_numpy()
+    if not known.any():
+        return {}
+    ranks, values = frame["rank"].to_numpy()[known], frame[column].to_numpy(dtype=np.int64, na_value=0)[known]
+    order = np.argsort(ranks, kind="stable")
+    distinct, starts = np.unique(ranks[order], return_index=True)
+    smallest = np.minimum.reduceat(values[order], starts)
+    greatest = np.maximum.reduceat(values[order], starts)
+    return dict(zip(distinct.tolist(), zip(smallest.tolist(), greatest.tolist(), strict=True), strict=True))
 
 
 def _unrecovered(calls: pd.DataFrame, phases: pd.DataFrame) -> dict[int, tuple[int, str | None]]:

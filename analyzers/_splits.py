@@ -80,7 +80,7 @@ def _mismatch(run: Run, key: str, seq: int, rows: pd.DataFrame, members: Sequenc
     ]
     if not bad:
         return None
-    calls = {int(rows["rank"].iloc[n]): issued(run, rows.iloc[n]) for n in range(len(rows))}
+    calls = {int(row.rank): issued(run, row) for row in records(rows)}
     sender, receiver, sent, expected = bad[0]
     return SplitMismatch(
         key=key,

@@ -54,8 +54,9 @@ class GroupCalls:
 def collectives_of(run: Run, lives: Mapping[int, Life]) -> pd.DataFrame:
     """Return the collectives that count: none of a captured graph, none issued after its rank had failed."""
     calls = run.calls
-    kept = ~calls["p2p"].to_numpy() & ~calls["captured"].to_numpy() & before_failure(calls, lives)
-    return calls.loc[kept]
+    others = (calls["p2p"] | calls["captured"]).to_numpy(dtype=bool)
+    kept: npt.NDArray[np.bool_] = before_failure(calls, lives) & ~others
+    return calls[kept]
 
 
 def groups_that_differ(calls: pd.DataFrame, *, sites_too: bool) -> tuple[GroupCalls, ...]:

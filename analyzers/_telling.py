@@ -1,6 +1,6 @@
 """Sentences that the findings of one kind share: both sides of a disagreement, and who waits where."""
 
-from distdiag.analyzers._incident import Absence, Disagreement, Incident
+from distdiag.analyzers._incident import Absence, Disagreement, Incident, Surplus
 from distdiag.analyzers._issued import Issued
 from distdiag.analyzers._paths import short
 from distdiag.analyzers._wording import counted, named, seconds, verb
@@ -45,3 +45,16 @@ def waiting(incident: Incident, absence: Absence) -> str:
         words = words.replace(" waits ", " waited ").replace(" wait ", " waited ") + f" and gave up after {lasted}"
     further = sorted(set(incident.victims) - set(waiters))
     return words + (f"; behind them {named(further)}" if further else "")
+
+
+def surplus(incident: Incident, basis: Surplus) -> str:
+    """Return the summary of a call that some ranks began after all others had ended."""
+    waiters = tuple(sorted(basis.wait.waiters))
+    reason = ""
+    if basis.forwards is not None:
+        reason = f" ({basis.forwards[0]} forwards begun against {basis.forwards[1]})"
+    return (
+        f"{named(waiters)} went on where {named(basis.ended)} had ended{reason}{incident.at_step}\n"
+        f"{named(waiters)} {verb(waiters, 'is', 'are')} in {incident.operation}{at(incident, waiters)}, "
+        f"which {named(basis.ended)} never issued."
+    )

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from distdiag.analyzers._lives import Life, before_failure
-from distdiag.analyzers._rows import by_rank, newest, records, whole
+from distdiag.analyzers._rows import by_rank, records, whole
 from distdiag.analyzers._waitfor import Wait, WaitKind
 from distdiag.run import Run
 
@@ -43,41 +43,30 @@ def waits_of(run: Run, lives: Mapping[int, Life], blocked: pd.DataFrame) -> tupl
 def _blocking(run: Run, lives: Mapping[int, Life]) -> npt.NDArray[np.bool_]:
     """Return which calls held their rank: those that failed for good, else those it was still waiting in."""
     calls = run.calls
-    failed = calls["failed"].to_numpy() & before_failure(calls, lives)
-    for_good = failed & _at_least(calls, "end_ns", {rank: life.failed_ns for rank, life in lives.items()})
-    pending = (calls["end_ns"].isna() & ~calls["failed"] & ~calls["captured"]).to_numpy()
-    blocking = for_good.copy()
-    for rank, rows in _by_rank(calls, np.flatnonzero(pending)):
-        if lives[rank].failed_ns is None:
-            blocking[[row for row in rows if _holds(run, calls.iloc[row])]] = True
+    blocking = calls["failed"].to_numpy() & before_failure(calls, lives)
+    failures = {rank: life.failed_ns for rank, life in lives.items() if life.failed_ns is not None}
+    for row in np.flatnonzero(blocking):
+        blocking[row] = (whole(calls["end_ns"].iloc[row]) or 0) >= failures.get(int(calls["rank"].iloc[row]), 0)
+    pending = np.flatnonzero((calls["end_ns"].isna() & ~calls["failed"] & ~calls["captured"]).to_numpy())
+    pending = pending[~np.isin(calls["rank"].to_numpy()[pending], list(failures))]
+    blocking[pending] = _hold(run, calls.iloc[pending])
     return blocking
 
 
-def _at_least(calls: pd.DataFrame, column: str, limits: Mapping[int, int | None]) -> npt.NDArray[np.bool_]:
-    known = calls[column].fillna(0).to_numpy().astype(np.int64)
-    ranks, positions = np.unique(calls["rank"].to_numpy(), return_inverse=True)
-    bounds = np.array([limits.get(rank) or 0 for rank in ranks.tolist()], dtype=np.int64)
-    return np.asarray(known >= bounds[positions]) if len(ranks) else np.zeros(0, dtype=bool)
+def _hold(run: Run, pending: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Return whether a rank was waiting in each of its calls without end, and not merely left it in flight."""
+    pulses = {int(row.rank): row for row in records(run.pulses.sort_values("time_ns", kind="stable"))}
+    calls = run.calls[run.calls["rank"].isin(pending["rank"])]
+    last: Any = calls.groupby(["rank", "thread"], observed=True)["call"].max() if len(pending) else {}
+    return np.array([_holds(call, pulses.get(int(call.rank)), last) for call in records(pending)], dtype=bool)
 
 
-def _by_rank(calls: pd.DataFrame, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, list[int]]]:
-    grouped: dict[int, list[int]] = {}
-    for row, rank in zip(rows.tolist(), calls["rank"].to_numpy()[rows].tolist(), strict=True):
-        grouped.setdefault(rank, []).append(row)
-    yield from grouped.items()
-
-
-def _holds(run: Run, call: "pd.Series[Any]") -> bool:
-    """Return whether a rank was waiting in a call without end, and not merely left it in flight."""
-    rank, start_ns = call["rank"], call["start_ns"]
-    pulses = run.pulses[(run.pulses["rank"] == rank) & (run.pulses["time_ns"] >= start_ns)]
-    if pulses.empty:
-        of_thread = run.calls[(run.calls["rank"] == rank) & (run.calls["thread"] == call["thread"])]
-        return bool(of_thread["call"].max() == call["call"])
-    last = newest(pulses)
-    if len(last["waiting"]):
-        return call["call"] in last["waiting"]
-    return bool(call["thread"] != "MainThread" or pd.isna(last["path"]) or last["path"] == call["path"])
+def _holds(call: Any, pulse: Any, last: Any) -> bool:
+    if pulse is None or pulse.time_ns < call.start_ns:
+        return bool(last[(call.rank, call.thread)] == call.call)
+    if len(pulse.waiting):
+        return call.call in pulse.waiting
+    return bool(call.thread != "MainThread" or pd.isna(pulse.path) or pulse.path == call.path)
 
 
 # ---- collectives ------------------------------------------------------------------------------------------------

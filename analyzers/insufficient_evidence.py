@@ -15,18 +15,23 @@ What to do
 
 from collections.abc import Iterator
 
+from distdiag.analyzers._incident import Absence, Incident, Unexplained
+from distdiag.analyzers._investigation import investigate
 from distdiag.analyzers._wording import counted, named, verb
 from distdiag.findings import Confidence, Finding, Severity
 from distdiag.run import Run
 
 CODE = "DD105"
 NAME = "insufficient-evidence"
+_ASK_FOR = "get the logs of all ranks, and what the launcher and the scheduler say of the end of the job"
 TOO_MANY_UNKNOWN = 0.01
 """Share of calls of unknown op beyond which the order of calls cannot be compared."""
 
 
 def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding for each way in which the logs contradict themselves or say too little."""
+    for incident in investigate(run).named(NAME):
+        yield incident.finding(CODE, _untold(incident), (_ASK_FOR,))
     yield from _doubled(run)
     yield from _worlds(run)
     yield from _lost(run)
@@ -36,6 +41,19 @@ def analyze(run: Run) -> Iterator[Finding]:
             (f"{counted(run.quality.files, 'file')} of {run.quality.bytes} bytes",),
             "check that distdiag.install() runs before training, and that the job got as far as that",
         )
+
+
+def _untold(incident: Incident) -> str:
+    basis = incident.basis
+    if isinstance(basis, Absence):
+        waiters, unknown = sorted(basis.wait.waiters), sorted(basis.wait.unknown)
+        return (
+            f"{named(waiters)} {verb(waiters, 'waits', 'wait')} in {incident.operation}{incident.at_step}, "
+            f"and {named(unknown)} left no log\n"
+            f"Every rank with a log came; whether {named(unknown)} did is what these logs cannot say."
+        )
+    reason = basis.reason if isinstance(basis, Unexplained) else incident.operation
+    return f"these logs do not say what happened: {reason}"
 
 
 def _doubled(run: Run) -> Iterator[Finding]:

@@ -18,23 +18,26 @@ What to do
 from collections.abc import Iterator
 
 from distdiag.analyzers._align import Kind
-from distdiag.analyzers._incident import Disagreement, Incident
+from distdiag.analyzers._incident import Disagreement, Incident, Surplus
 from distdiag.analyzers._investigation import investigate
 from distdiag.analyzers._issued import group_words
 from distdiag.analyzers._paths import short
-from distdiag.analyzers._telling import aftermath, at, both_sides, side
+from distdiag.analyzers._telling import aftermath, at, both_sides, side, surplus
 from distdiag.analyzers._wording import named
 from distdiag.findings import Finding
 from distdiag.run import Run
 
 CODE = "DD311"
 NAME = "sequence-divergence"
+_LOOK_AROUND = "look for a condition on the rank around {}: every member has to issue this call, or none"
 
 
 def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding for the first call that not all members issued."""
     for incident in investigate(run).named(NAME):
-        if isinstance(incident.basis, Disagreement):
+        if isinstance(incident.basis, Surplus):
+            yield incident.finding(CODE, surplus(incident, incident.basis), (_LOOK_AROUND.format(_line(incident)),))
+        elif isinstance(incident.basis, Disagreement):
             yield incident.finding(CODE, _summary(incident, incident.basis), _action(incident, incident.basis))
 
 
@@ -66,14 +69,18 @@ def _summary(incident: Incident, disagreement: Disagreement) -> str:
     )
 
 
+def _line(incident: Incident) -> str:
+    return short(incident.site) if incident.site is not None else "that call"
+
+
 def _action(incident: Incident, disagreement: Disagreement) -> tuple[str, ...]:
     kind = disagreement.named.kind
-    line = short(incident.site) if incident.site is not None else "that call"
+    line = _line(incident)
     who = named(incident.culprits) if incident.culprits else "one side"
     if kind is Kind.LEFT_OUT:
         first = f"see why {who} does not come to {line}: an early return, a local condition, a missing key or module"
     else:
-        first = f"look for a condition on the rank around {line}: every member has to issue this call, or none"
+        first = _LOOK_AROUND.format(line)
     paired = disagreement.divergence.paired_silently
     wrong = (f"throw away what was computed since: {paired} calls mixed unrelated values",) if paired else ()
     return (first, *wrong)

@@ -14,9 +14,9 @@ What to do
 
 from collections.abc import Iterator
 
-from distdiag.analyzers._incident import Disagreement, Incident
+from distdiag.analyzers._incident import Disagreement, Incident, Surplus
 from distdiag.analyzers._investigation import investigate
-from distdiag.analyzers._telling import both_sides
+from distdiag.analyzers._telling import both_sides, surplus
 from distdiag.analyzers._wording import named
 from distdiag.findings import Finding
 from distdiag.run import Run
@@ -28,7 +28,9 @@ NAME = "uneven-batches"
 def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding for the first pass that not all ranks made."""
     for incident in investigate(run).named(NAME):
-        if isinstance(incident.basis, Disagreement):
+        if isinstance(incident.basis, Surplus):
+            yield incident.finding(CODE, surplus(incident, incident.basis), _action(incident))
+        elif isinstance(incident.basis, Disagreement):
             yield incident.finding(CODE, _summary(incident, incident.basis), _action(incident))
 
 
@@ -44,6 +46,6 @@ def _summary(incident: Incident, disagreement: Disagreement) -> str:
 
 def _action(incident: Incident) -> tuple[str, ...]:
     return (
-        f"give {named(incident.culprits)} as many batches as the others: drop_last=True, or a sampler that pads",
+        f"give {named(incident.culprits) if incident.culprits else 'all ranks'} as many batches as the others: drop_last=True, or a sampler that pads",
         "or agree on the end of the epoch with an all_reduce of a flag, or train in Join",
     )

@@ -1,0 +1,143 @@
+"""Ranks that others wait for and that wait for nobody: late, missing, or right to be gone."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from distdiag.analyzers._incident import Absence, Incident, Surplus
+from distdiag.analyzers._lives import End
+from distdiag.analyzers._naming import Name
+from distdiag.analyzers._paths import own_line
+from distdiag.analyzers._scene import Scene
+from distdiag.analyzers._streams import Labels
+from distdiag.analyzers._waitfor import Wait, WaitKind, waiting_on
+from distdiag.analyzers._whereabouts import Whereabouts, whereabouts
+from distdiag.analyzers._wording import counted, named, seconds
+
+RANK_MISSING = "rank-missing"
+LATE_RANK = "late-rank"
+EXITED = "exited"
+MAX_PLACES = 64
+"""So many ranks are looked at one by one; that more are absent each for a reason of its own is not believable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Absent:
+    """One rank that did not come."""
+
+    rank: int
+    wait: Wait
+    place: Whereabouts | None
+    arrived_ns: int | None
+
+    @property
+    def name(self) -> str:
+        late = self.arrived_ns is not None or (self.place is not None and self.place.phase is not None)
+        return LATE_RANK if late else RANK_MISSING
+
+    @property
+    def cause(self) -> str:
+        return "unknown" if self.place is None else self.place.cause
+
+
+def absences(scene: Scene, sinks: Iterable[int]) -> Iterator[Incident]:
+    """Yield one incident for all ranks that are absent for the same reason."""
+    absent = [_look_at(scene, rank, closely=n < MAX_PLACES) for n, rank in enumerate(sorted(sinks))]
+    surplus = _surplus(scene, absent)
+    if surplus is not None:
+        yield surplus
+        return
+    alike: dict[tuple[str, str], list[_Absent]] = {}
+    for each in absent:
+        alike.setdefault((each.name, each.cause), []).append(each)
+    for same in alike.values():
+        yield _absence(scene, same)
+
+
+def _look_at(scene: Scene, rank: int, *, closely: bool) -> _Absent:
+    wait = waiting_on(scene.waits, (rank,))[0]
+    life = scene.lives.get(rank)
+    place = None
+    if life is not None and (closely or life.end is End.ORDERLY):
+        place = whereabouts(scene.run, life, wait.since_ns, scene.until_ns(wait))
+    return _Absent(rank=rank, wait=wait, place=place, arrived_ns=_arrival(scene, wait, rank))
+
+
+def _arrival(scene: Scene, wait: Wait, rank: int) -> int | None:
+    """Return when a rank came after all, its waiters having given up."""
+    if wait.kind is not WaitKind.COLLECTIVE or wait.given_up_ns is None:
+        return None
+    rows = scene.rows_of(wait)
+    came = rows[rows["rank"] == rank]
+    return int(came["start_ns"].iloc[0]) if len(came) else None
+
+
+def _absence(scene: Scene, absent: Sequence[_Absent]) -> Incident:
+    wait = min((each.wait for each in absent), key=lambda wait: (wait.since_ns, wait.group, wait.number))
+    places = tuple(each.place for each in absent if each.place is not None)
+    arrivals = [each.arrived_ns for each in absent if each.arrived_ns is not None]
+    sites = scene.sites_of([wait]) | {place.rank: place.site for place in places if place.site is not None}
+    basis = Absence(
+        wait=wait,
+        places=places,
+        until_ns=scene.until_ns(wait),
+        arrived_ns=min(arrivals, default=None),
+        timeout_seconds=scene.timeout_seconds(wait),
+    )
+    return scene.incident(
+        absent[0].name,
+        wait,
+        basis,
+        culprits=tuple(each.rank for each in absent),
+        step=places[0].step if places else None,
+        site=places[0].site if places else None,
+        sites=sites,
+        cause=absent[0].cause,
+        evidence=tuple(_evidence(scene, place, wait) for place in places[:3]),
+    )
+
+
+def _evidence(scene: Scene, place: Whereabouts, wait: Wait) -> str:
+    until = "the others gave up" if wait.given_up_ns is not None else "the logs end"
+    lasted = seconds(max(0, scene.until_ns(wait) - place.since_ns))
+    return f"rank {place.rank} {place.doing} for {lasted} when {until}"
+
+
+# ---- the others are right to be gone ----------------------------------------------------------------------------
+def _surplus(scene: Scene, absent: Sequence[_Absent]) -> Incident | None:
+    """Return the incident of waiters that began a call after all others had ended well; a majority is not missing."""
+    if not absent or any(each.cause != EXITED for each in absent):
+        return None
+    wait = absent[0].wait
+    calls = scene.calls_in(wait)
+    ended = tuple(sorted(each.rank for each in absent))
+    if wait.kind is not WaitKind.COLLECTIVE or not calls or {each.wait for each in absent} != {wait}:
+        return None
+    call = calls[min(calls)]
+    labels = Labels(scene.run)
+    begun, most = labels.at(call).forwards, max(labels.in_all(rank).forwards for rank in ended)
+    exhausted = _exhausted(scene, ended)
+    uneven = begun > most > 0
+    waiters = tuple(sorted(wait.waiters))
+    majority = 2 * len(ended) > len(ended) + len(waiters)
+    if not majority and not (uneven and (exhausted or len(ended) == len(waiters))):
+        return None
+    culprits = waiters if majority else ended if exhausted else ()
+    shared = {frame for each in calls.values() for frame in each.path[:-1]}
+    return scene.incident(
+        Name.UNEVEN if uneven else Name.SEQUENCE,
+        wait,
+        Surplus(wait=wait, call=call, ended=ended, forwards=(begun, most) if uneven else None),
+        culprits=culprits,
+        step=call.step,
+        site=own_line(call.path, shared - set(call.path[-1:])),
+        sites=scene.sites_of([wait]),
+        evidence=(
+            f"{named(ended)} had issued {counted(call.seq - 1, 'call')} of the group and ended in an orderly way",
+        ),
+    )
+
+
+def _exhausted(scene: Scene, ranks: Sequence[int]) -> bool:
+    """Return whether the data loaders of all these ranks ran out."""
+    batches = scene.run.batches
+    return set(ranks) <= set(batches[batches["exhausted"]]["rank"])
