@@ -51,10 +51,15 @@ class Ended:
 
     def line(self, mark: str) -> str:
         """Return ``file:line`` of the line that carries the comment ``LINE mark``."""
-        for number, text in enumerate(self.script.read_text().splitlines(), 1):
-            if text.endswith(f"# LINE {mark}"):
-                return f"{self.script}:{number}"
-        raise LookupError(mark)
+        return line_of(self.script, mark)
+
+
+def line_of(file: str | Path, mark: str) -> str:
+    """Return ``file:line`` of the line that carries the comment ``LINE mark``."""
+    for number, text in enumerate(Path(file).read_text().splitlines(), 1):
+        if text.endswith(f"# LINE {mark}"):
+            return f"{file}:{number}"
+    raise LookupError(mark)
 
 
 def launch(

@@ -116,7 +116,7 @@ def test_optimizers_that_follow_one_another_end_one_step(alone: Recording) -> No
     assert [each.step for each in steps(alone)] == [0, 1]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_nested_optimizers_end_one_step(tmp_path: Path) -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
