@@ -35,7 +35,7 @@ def positions(run: Run) -> tuple[Position, ...]:
 
 def newest_ns(run: Run) -> int:
     """Return the moment of the newest record of all ranks."""
-    return max(_newest_by_rank(run).values(), default=0)
+    return max(newest_by_rank(run).values(), default=0)
 
 
 class _Places:
@@ -179,7 +179,8 @@ def _open(records: pd.DataFrame, identity: list[str]) -> pd.DataFrame:
     return begun[~begun.set_index(identity).index.isin(ended)]
 
 
-def _newest_by_rank(run: Run) -> dict[int, int]:
+def newest_by_rank(run: Run) -> dict[int, int]:
+    """Return the moment of the newest record of each rank."""
     newest: dict[int, int] = {}
     frames = (run.calls, run.steps, run.phases, run.batches, run.memory, run.faults, run.stacks, run.pulses, run.gc)
     for frame in frames:

@@ -17,13 +17,16 @@ from collections.abc import Iterator
 
 from distdiag.analyzers._incident import Absence, Incident, Unexplained
 from distdiag.analyzers._investigation import investigate
-from distdiag.analyzers._wording import counted, named, verb
+from distdiag.analyzers._positions import newest_by_rank
+from distdiag.analyzers._wording import counted, named, seconds, verb
 from distdiag.findings import Confidence, Finding, Severity
 from distdiag.run import Run
 
 CODE = "DD105"
 NAME = "insufficient-evidence"
 _ASK_FOR = "get the logs of all ranks, and what the launcher and the scheduler say of the end of the job"
+START_TOGETHER_NS = 60_000_000_000
+"""Ranks of one launch begin to record within this time of each other, unless an import was very slow."""
 TOO_MANY_UNKNOWN = 0.01
 """Share of calls of unknown op beyond which the order of calls cannot be compared."""
 
@@ -34,6 +37,7 @@ def analyze(run: Run) -> Iterator[Finding]:
         yield incident.finding(CODE, _untold(incident), (_ASK_FOR,))
     yield from _doubled(run)
     yield from _worlds(run)
+    yield from _apart(run)
     yield from _lost(run)
     if run.calls.empty and run.steps.empty and run.phases.empty and run.faults.empty:
         yield _finding(
@@ -77,6 +81,28 @@ def _worlds(run: Run) -> Iterator[Finding]:
             ),
             "give each launch a log directory of its own, and the same WORLD_SIZE to all its processes",
         )
+
+
+def _apart(run: Run) -> Iterator[Finding]:
+    """Yield a finding where some ranks had ended long before others began, unless their clocks were aligned."""
+    corrected = run.quality.clock_corrections_ns
+    begun = {
+        int(row["rank"]): int(row["wall_ns"]) + corrected.get(int(row["rank"]), 0)
+        for row in run.headers.to_dict("records")
+    }
+    ended = {rank: moment for rank, moment in newest_by_rank(run).items() if rank in begun}
+    if len(ended) < 2:
+        return
+    last_begun, first_ended = max(begun.values()), min(ended.values())
+    if last_begun - first_ended < START_TOGETHER_NS:
+        return
+    early = [rank for rank, moment in ended.items() if moment + START_TOGETHER_NS < last_begun]
+    late = [rank for rank, moment in begun.items() if moment > first_ended + START_TOGETHER_NS]
+    yield _finding(
+        f"the logs of {named(early)} end {seconds(last_begun - first_ended)} before those of {named(late)} begin",
+        ("one launch's ranks begin together, so these are of two launches, or the hosts' clocks are far apart",),
+        "give each launch a log directory of its own; check the hosts' clocks: chronyc tracking",
+    )
 
 
 def _lost(run: Run) -> Iterator[Finding]:
