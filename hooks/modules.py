@@ -19,6 +19,7 @@ def install(recorder: Recorder) -> Undo:
             module.FullyShardedDataParallel, "forward", root
         ),
         "torch.distributed.fsdp._flat_param": lambda module: _flat_parameters(recorder, module),
+        "torch.distributed.fsdp._runtime_utils": lambda module: _flat_gradients(recorder, module),
         "torch.distributed.fsdp._fully_shard._fsdp_state": lambda module: observe(
             module.FSDPState, "_pre_forward", _ShardedRoot(recorder)
         ),
@@ -36,6 +37,12 @@ def _units(recorder: Recorder, module: ModuleType) -> Undo:
 
 def _flat_parameters(recorder: Recorder, module: ModuleType) -> Undo:
     return observe(module.FlatParamHandle, "unshard", _FlatUnit(recorder))
+
+
+def _flat_gradients(recorder: Recorder, module: ModuleType) -> Undo:
+    if not hasattr(module, "_reduce_grad"):
+        return lambda: None
+    return observe(module, "_reduce_grad", _FlatUnit(recorder, argument=1))
 
 
 def _schedules(root: "_Root", module: ModuleType) -> Undo:
@@ -83,8 +90,9 @@ class _ShardedRoot:
 class _Unit:
     """Names the FSDP unit on whose behalf this thread issues collectives."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, *, argument: int = 0) -> None:
         self._modules = recorder.modules
+        self._argument = argument
 
     def name(self, unit: Any) -> str | None:
         """Return the unit's name in the model."""
@@ -93,7 +101,7 @@ class _Unit:
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, str | None]:
         thread = threading.get_ident()
         outer = self._modules.get(thread)
-        self._modules[thread] = self.name(args[0]) or "root"
+        self._modules[thread] = self.name(args[self._argument]) or "root"
         return thread, outer
 
     def after(self, token: Any, result: Any, error: type[BaseException] | None) -> None:
