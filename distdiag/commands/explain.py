@@ -2,6 +2,8 @@
 
 import difflib
 import inspect
+import shutil
+import textwrap
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +15,9 @@ if TYPE_CHECKING:
 
 NEAR_ENOUGH = 0.5
 """Similarity from which a name is offered instead of an unknown one; catches a typo and a missing half."""
+
+WIDEST = 100
+"""Longer lines are hard to read."""
 
 
 @click.command("explain", short_help="Print the manual of a finding, or list all of them.")
@@ -42,7 +47,26 @@ def manual(finding: str) -> str:
         hint = f"did you mean {' or '.join(near)}?" if near else "distdiag explain lists all findings"
         raise DistdiagError(f"no finding called {finding}", hint)
     found = by_key[wanted]
-    return f"{found.CODE} {found.NAME}\n\n{inspect.getdoc(found)}"
+    return f"{found.CODE} {found.NAME}\n\n{_fit(inspect.getdoc(found) or '')}"
+
+
+def _fit(text: str) -> str:
+    """Break the paragraphs of a manual anew for the width of the terminal; lists and code stay as they are."""
+    width = min(shutil.get_terminal_size((WIDEST, 0)).columns, WIDEST)
+    return "\n\n".join(_fit_block(block.split("\n"), width) for block in text.split("\n\n"))
+
+
+def _fit_block(lines: list[str], width: int) -> str:
+    heading = [] if lines[0].startswith(" ") else lines[:1]
+    body = lines[len(heading) :]
+    indents = {len(line) - len(line.lstrip()) for line in body}
+    if len(indents) != 1 or any(line.lstrip().startswith(("-", "*", "$")) for line in body):
+        return "\n".join(lines)
+    indent = " " * indents.pop()
+    filled = textwrap.fill(
+        " ".join(line.strip() for line in body), width, initial_indent=indent, subsequent_indent=indent
+    )
+    return "\n".join([*heading, filled])
 
 
 def headline(analyzer: "Analyzer") -> str:

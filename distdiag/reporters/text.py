@@ -1,7 +1,7 @@
 """The report for people: the verdict first, then who, where and since when, then what to do."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TextIO
 
 from distdiag.findings import Finding, Position, Report, Verdict
@@ -36,7 +36,7 @@ def compose(report: Report, *, width: int, height: int) -> list[Line]:
     if report.verdict.name == "healthy":
         return _healthy(report, width) + _others(report, width)
     blocks = (
-        _ranks(report.positions, report.verdict, width),
+        _ranks(report, width),
         _before(report.positions, width) + _why(report.verdict, width),
         hang_all("Do next", report.verdict.next_steps, indent=LABEL, width=width, numbered=True),
         _others(report, width),
@@ -92,33 +92,35 @@ def _split(summary: str) -> tuple[str, list[str]]:
     return headline.rstrip("."), rest
 
 
-def _ranks(positions: Sequence[Position], verdict: Verdict, width: int) -> list[Line]:
+def _ranks(report: Report, width: int) -> list[Line]:
     """One row for all ranks that are at the same place: who, where, since when; the culprits come first."""
+    culprits, positions = report.verdict.culprits, report.positions
     alike: dict[tuple[str, ...], list[Position]] = {}
     one_group = len({name for position in positions for name in GROUP.findall(position.doing)}) == 1
-    for position in sorted(positions, key=lambda each: (each.rank not in verdict.culprits, each.rank)):
+    for position in sorted(positions, key=lambda each: (each.rank not in culprits, each.rank)):
         step = "" if position.step is None else str(position.step)
         doing = GROUP.sub("", position.doing) if one_group else position.doing
         place = (step, position.phase or "", words.basename(position.where or ""), doing)
-        style = "bold" if position.rank in verdict.culprits else ""
-        alike.setdefault((style, *place), []).append(position)
-    if not alike:
-        return []
+        alike.setdefault(("bold" if position.rank in culprits else "", *place), []).append(position)
     rows: list[tuple[str, ...]] = [("ranks", "step", "phase", "where it is", "doing", "since")]
     rows += [(words.fold(each.rank for each in same), *place, _since(same)) for (_, *place), same in alike.items()]
     styles = ["dim", *(style for style, *_ in alike)]
+    if missing := report.data_quality.get("missing_ranks"):
+        rows.append((words.fold(missing), "", "", "", "left no log", ""))
+        styles.append("")
+    return _table(rows, styles, width) if len(rows) > 1 else []
+
+
+def _table(rows: list[tuple[str, ...]], styles: list[str], width: int) -> list[Line]:
+    left_out = len(rows) - 1 - MOST_ROWS
     rows, styles = rows[: MOST_ROWS + 1], styles[: MOST_ROWS + 1]
     lines = table(rows, indent=2, width=UNBOUNDED, styles=styles)
     if max(len(plain(line)) for line in lines) > width:  # the name of the function is what can be spared first
         rows[1:] = [(*row[:3], row[3].split(" ")[0], *row[4:]) for row in rows[1:]]
         lines = table(rows, indent=2, width=width, styles=styles)
-    return lines + _left_out(len(alike))
-
-
-def _left_out(rows: int) -> list[Line]:
-    if rows <= MOST_ROWS:
-        return []
-    return [(Span(f"  and {rows - MOST_ROWS} more places: --format json has them all", "dim"),)]
+    if left_out > 0:
+        lines.append((Span(f"  and {left_out} more places: --format json has them all", "dim"),))
+    return lines
 
 
 def _since(positions: Iterable[Position]) -> str:
@@ -149,7 +151,7 @@ def _why(verdict: Verdict, width: int) -> list[Line]:
         places = {verdict.site: list(verdict.culprits), **places}
     sites = [f"{site}  {words.name_ranks(ranks)}" if ranks else site for site, ranks in places.items()]
     sites.sort(key=lambda line: not line.startswith(f"{verdict.site} "))
-    return lines + hang_all("Look at", sites, indent=LABEL, width=width)
+    return lines + hang_all("Look at", sites[:MOST_ROWS], indent=LABEL, width=width)
 
 
 def _others(report: Report, width: int) -> list[Line]:

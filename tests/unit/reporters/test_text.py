@@ -64,6 +64,10 @@ def test_group_is_named_in_the_table_only_where_there_are_several() -> None:
     assert any("of group dp" in row for row in rows(stuck(positions=(position(0), elsewhere))))
 
 
+def test_ranks_without_a_log_have_their_row() -> None:
+    assert rows(stuck(data_quality={"missing_ranks": [3, 4]}))[-1].split() == ["3-4", "left", "no", "log"]
+
+
 def test_only_the_first_sentence_is_the_headline() -> None:
     verdict = Verdict(name="rank-died", code="DD302", summary="rank 1 raised (train.py:9). Others wait. And wait.")
 
