@@ -68,9 +68,9 @@ def _minority(cycle: Sequence[Wait]) -> tuple[int, ...]:
 
 def _in_circle(scene: Scene, wait: Wait) -> str:
     call = next(iter(scene.calls_in(wait).values()), None)
-    what = (
-        f"{wait.group} number {wait.number}" if call is None else f"{call.op} {call.seq} of group {scene.group(wait)}"
-    )
+    what = f"{wait.group} number {wait.number}"
+    if call is not None:
+        what = f"{call.op} {call.seq} of group {scene.group(wait)}"
     return (
         f"{named(wait.waiters)} {verb(wait.waiters, 'is', 'are')} in {what} "
         f"and {verb(wait.waiters, 'needs', 'need')} {named(wait.absent)}"

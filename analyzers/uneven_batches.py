@@ -45,7 +45,8 @@ def _summary(incident: Incident, disagreement: Disagreement) -> str:
 
 
 def _action(incident: Incident) -> tuple[str, ...]:
+    who = named(incident.culprits) if incident.culprits else "all ranks"
     return (
-        f"give {named(incident.culprits) if incident.culprits else 'all ranks'} as many batches as the others: drop_last=True, or a sampler that pads",
+        f"give {who} as many batches as the others: drop_last=True, or a sampler that pads",
         "or agree on the end of the epoch with an all_reduce of a flag, or train in Join",
     )
