@@ -1,0 +1,207 @@
+"""One file of PyTorch's flight recorder as typed values, whatever its schema, its format and its defects."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from distdiag.importers._pickles import MAX_BYTES, MAX_CONTAINERS, RefusedError, read_pickle
+
+MAX_ENTRIES = 200_000
+"""A hundred times the usual ring; of more, the newest count."""
+MAX_GROUPS = 20_000
+MAX_NUMBER = 1 << 40
+MAX_TIME_NS = 1 << 62
+
+Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
+Moment = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIME_NS)]
+Name = Annotated[str, msgspec.Meta(max_length=4096)]
+Members = Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]], msgspec.Meta(max_length=1 << 20)]
+
+_RANKS = re.compile(r"\s*\[[\d,\s]*\]\s*")
+_PROGRESS = ("last_enqueued_collective", "last_started_collective", "last_completed_collective")
+
+
+class Entry(msgspec.Struct, kw_only=True, gc=False):
+    """One recorded operation. Sizes, types and frames stay as they came: they repeat, and are read once each."""
+
+    record_id: Number = 0
+    pg_id: Number | None = None
+    process_group: tuple[Name, Name] | None = None
+    """Name and description; schema 1 has only ``pg_id``."""
+    collective_seq_id: Number | None = None
+    seq_id: Number | None = None
+    """What schema 1 has in its place."""
+    p2p_seq_id: Number = 0
+    profiling_name: Name = ""
+    input_sizes: Any = None
+    output_sizes: Any = None
+    input_dtypes: Any = None
+    output_dtypes: Any = None
+    input_split_sizes: Any = None
+    output_split_sizes: Any = None
+    state: Name | None = None
+    time_created_ns: Moment | None = None
+    time_discovered_started_ns: Moment | None = None
+    time_discovered_completed_ns: Moment | None = None
+    """0 in JSON where a pickle has None."""
+    retired: bool = False
+    timeout_ms: Number | None = None
+    is_p2p: bool | None = None
+    duration_ms: float | None = None
+    thread_name: Name | None = None
+    frames: Any = None
+    """Innermost first."""
+
+    @property
+    def seq(self) -> int:
+        """Return the number of the collective."""
+        return self.collective_seq_id if self.collective_seq_id is not None else self.seq_id or 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """A process group as one rank configured it."""
+
+    description: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a group got according to its backend; None where it says nothing, 0 where nothing got so far."""
+
+    enqueued: int | None
+    started: int | None
+    completed: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dump:
+    """What one file says."""
+
+    path: Path
+    has_frames: bool
+    """Whether the format can hold call sites: a pickle can, JSON cannot."""
+    version: str
+    library: str
+    """Version of the communication library."""
+    configs: Mapping[str, Config] = field(default_factory=dict)
+    progress: Mapping[int, Progress] = field(default_factory=dict)
+    """By the number that this process gave the group."""
+    entries: tuple[Entry, ...] = ()
+    """Oldest first."""
+    unread: int = 0
+    """Entries that made no sense."""
+    dropped: int = 0
+    """Oldest entries that were too many."""
+
+
+def read_dump(path: Path) -> Dump:
+    """Return what a dump says; raise ``RefusedError`` where it is none, and ``OSError`` where it cannot be read."""
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise RefusedError(f"it has more than {MAX_BYTES} bytes")
+    pickled = not is_json(data)
+    content = read_pickle(data) if pickled else _read_json(data)
+    if isinstance(content, list):  # the first versions
+        content = {"version": "0", "entries": content}
+    if not isinstance(content, dict):
+        raise RefusedError("it holds no dump")
+    entries, unread, dropped = _entries(content.get("entries"))
+    return Dump(
+        path=path,
+        has_frames=pickled,
+        version=_text(content.get("version")) or "1",
+        library=_text(content.get("comm_lib_version") or content.get("nccl_version")),
+        configs=dict(_configs(content.get("pg_config"))),
+        progress=dict(_progress(content.get("pg_status"))),
+        entries=entries,
+        unread=unread,
+        dropped=dropped,
+    )
+
+
+def is_json(data: bytes) -> bool:
+    """Return whether content begins like JSON, and not like a pickle."""
+    return data[:64].lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
+
+
+def _read_json(data: bytes) -> Any:
+    if data.count(b"[") + data.count(b"{") > MAX_CONTAINERS:
+        raise RefusedError(f"it holds more than {MAX_CONTAINERS} lists and objects")
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise RefusedError(f"it is no whole JSON ({error})") from error
+
+
+def _entries(raw: Any) -> tuple[tuple[Entry, ...], int, int]:
+    if not isinstance(raw, list):
+        return (), 0, 0
+    kept = raw[-MAX_ENTRIES:]
+    try:
+        return tuple(msgspec.convert(kept, list[Entry], strict=False)), 0, len(raw) - len(kept)
+    except (msgspec.ValidationError, RecursionError):
+        pass
+    entries = [entry for each in kept if (entry := _entry(each)) is not None]
+    return tuple(entries), len(kept) - len(entries), len(raw) - len(kept)
+
+
+def _entry(raw: Any) -> Entry | None:
+    try:
+        return msgspec.convert(raw, Entry, strict=False)
+    except (msgspec.ValidationError, RecursionError):
+        return None
+
+
+def _configs(raw: Any) -> Iterator[tuple[str, Config]]:
+    if not isinstance(raw, dict):
+        return
+    for name, config in list(raw.items())[:MAX_GROUPS]:
+        if isinstance(name, str | int) and isinstance(config, dict):
+            ranks = _members(config.get("ranks"))
+            if ranks is not None:
+                yield str(name), Config(description=_text(config.get("desc")), ranks=ranks)
+
+
+def _members(raw: Any) -> tuple[int, ...] | None:
+    if isinstance(raw, str) and _RANKS.fullmatch(raw):
+        raw = [int(each) for each in re.findall(r"\d+", raw) if len(each) < 10]
+    try:
+        return tuple(msgspec.convert(raw, Members, strict=False))
+    except (msgspec.ValidationError, RecursionError):
+        return None
+
+
+def _progress(raw: Any) -> Iterator[tuple[int, Progress]]:
+    if not isinstance(raw, dict):
+        return
+    for number, said in list(raw.items())[:MAX_GROUPS]:
+        if isinstance(said, dict) and _whole(number) is not None:
+            enqueued, started, completed = (_whole(said.get(key)) for key in _PROGRESS)
+            # Nothing ever started where the backend does not time its operations.
+            started = started if started is not None and started > 0 else None
+            yield (
+                int(number),
+                Progress(
+                    enqueued=None if enqueued is None else max(0, enqueued),
+                    started=started,
+                    completed=None if completed is None else max(0, completed),
+                ),
+            )
+
+
+def _whole(raw: Any) -> int | None:
+    """Return a number that may be written as text; None for what is none, or nonsense."""
+    if isinstance(raw, str) and re.fullmatch(r"-?\d{1,15}", raw):
+        raw = int(raw)
+    return raw if isinstance(raw, int) and not isinstance(raw, bool) and -1 <= raw <= MAX_NUMBER else None
+
+
+def _text(raw: Any) -> str:
+    return raw[:4096] if isinstance(raw, str) else str(raw) if isinstance(raw, int | float) else ""

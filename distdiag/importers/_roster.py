@@ -1,0 +1,201 @@
+"""What only all dumps together tell: who is in a group, what its backend's progress counts, and what never ended well.
+
+A dump says little of the groups it speaks of. NCCL's name their members; gloo's do not, so its groups consist of the
+ranks that used them. The progress of a group is told under a number that each process gives as it likes, and counts
+messages as well as collectives where a group has both, so that it says nothing of either.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from distdiag import events
+from distdiag.importers._dumps import Progress
+from distdiag.importers._operations import OPEN_ENDED, device_of, digest
+from distdiag.importers._transcript import MILLISECOND_NS, Drafted, GroupFacts, Transcript, joined, timed_out
+
+DEFAULT_NAME = "0"
+DEFAULT_DESCRIPTION = "default_pg"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Key:
+    """One group, on all its members."""
+
+    name: str
+    members: tuple[int, ...]
+
+
+class Roster:
+    """The groups of one attempt of a job."""
+
+    def __init__(self, transcripts: Sequence[Transcript]) -> None:
+        """Compare the transcripts of all ranks."""
+        self._by_rank = {transcript.rank: transcript for transcript in transcripts}
+        self.world_size = max(
+            (1 + rank for transcript in transcripts for rank in (transcript.rank, *_configured(transcript))), default=0
+        )
+        self._users: dict[tuple[str, str], list[int]] = {}
+        for transcript in transcripts:
+            for facts in transcript.groups.values():
+                self._users.setdefault((facts.name, facts.description), []).append(transcript.rank)
+        self.inferred: set[str] = set()
+        self._typed = all(transcript.typed for transcript in transcripts)
+        self._progress = {rank: dict(_progress(transcript)) for rank, transcript in self._by_rank.items()}
+        self._untold = self._groups_of_mixed_progress()
+
+    def records(self, transcript: Transcript) -> Iterator[events.Event]:
+        """Yield the records of one rank behind its header."""
+        yield from self._groups(transcript)
+        yield from transcript.paths
+        yield from (self._signature(transcript, draft) for draft in transcript.drafts)
+        yield from transcript.calls
+        for facts in transcript.groups.values():
+            yield from self._decided(transcript, facts)
+        yield from self._statuses(transcript)
+
+    # ---- groups -----------------------------------------------------------------------------------------------------
+    def members(self, transcript: Transcript, name: str) -> tuple[int, ...]:
+        """Return the global ranks of a group in its own order."""
+        facts = transcript.groups.get(name)
+        config = transcript.dump.configs.get(name)
+        if (
+            config is not None
+            and transcript.rank in config.ranks
+            and (facts is None or not facts.description or facts.description == config.description)
+        ):
+            return config.ranks
+        description = facts.description if facts is not None else ""
+        if name == DEFAULT_NAME and description in ("", DEFAULT_DESCRIPTION):
+            return tuple(range(self.world_size))
+        if facts is not None and not description and not transcript.dump.configs:
+            return (transcript.rank,)  # a number that means another group on each rank
+        self.inferred.add(f"{name} ({description})" if description else name)
+        return tuple(sorted(self._users.get((name, description), [transcript.rank])))
+
+    def _groups(self, transcript: Transcript) -> Iterator[events.Group]:
+        for name in dict.fromkeys((*transcript.groups, *transcript.dump.configs)):
+            facts, config = transcript.groups.get(name), transcript.dump.configs.get(name)
+            if facts is None and (config is None or transcript.rank not in config.ranks):
+                continue
+            timeout_ms = facts.timeout_ms if facts is not None else None
+            yield events.Group(
+                group=name,
+                description=facts.description if facts is not None else config.description if config else "",
+                ranks=list(self.members(transcript, name)),
+                backend=facts.backend if facts is not None else "",
+                timeout_seconds=None if timeout_ms is None else timeout_ms / 1000,
+                time_ns=facts.first_ns if facts is not None else transcript.first_ns,
+            )
+
+    def _signature(self, transcript: Transcript, draft: Drafted) -> events.Signature:
+        op, moved = joined(draft)
+        members = self.members(transcript, draft.group)
+        facts = transcript.groups[draft.group]
+        peer = draft.operation.peer
+        digests = [digest(each, tensors, typed=self._typed) for each, tensors in draft.parts]
+        return events.Signature(
+            signature=draft.number,
+            group=draft.group,
+            op=op,
+            p2p=draft.operation.p2p,
+            dtype=moved.dtype,
+            shapes=[list(shape) for shape in moved.inputs],
+            output_shapes=[list(shape) for shape in moved.outputs],
+            size_bytes=moved.size_bytes,
+            peer=members[peer] if peer is not None and peer < len(members) else None,
+            input_splits=list(moved.input_splits),
+            output_splits=list(moved.output_splits),
+            path=draft.path,
+            thread=draft.thread,
+            device=device_of(facts.backend),
+            agree=digests[0] if len(digests) == 1 else hash_together(digests),
+        )
+
+    # ---- ends -------------------------------------------------------------------------------------------------------
+    def _decided(self, transcript: Transcript, facts: GroupFacts) -> Iterator[events.Done]:
+        """Yield the ends of collectives of a backend that does not tell how they ended.
+
+        What is no longer watched has ended, and all before it. It cannot have ended well if a member never came.
+        """
+        newest = max((call.seq for call, _, watched in facts.undecided if not watched), default=-1)
+        last = {
+            rank: other.groups[facts.name].last_seq if facts.name in other.groups else 0
+            for rank in self.members(transcript, facts.name)
+            if (other := self._by_rank.get(rank)) is not None
+        }
+        for call, op, _ in facts.undecided:
+            if call.seq > newest:
+                continue
+            absent = [rank for rank, seq in last.items() if seq < call.seq]
+            if absent and op not in OPEN_ENDED:
+                yield timed_out(call, facts.timeout_ms, f" without rank {absent[0]}")
+            else:
+                yield events.Done(call=call.call, end_ns=call.start_ns, clock="unknown")
+
+    # ---- progress ---------------------------------------------------------------------------------------------------
+    def _statuses(self, transcript: Transcript) -> Iterator[events.Status]:
+        told = self._progress[transcript.rank]
+        for name in dict.fromkeys((*transcript.groups, *told)):
+            facts = transcript.groups.get(name)
+            progress = told.get(name)
+            if progress is None or self._key(transcript, name) in self._untold:
+                if facts is None or not facts.last_seq:
+                    continue
+                progress = Progress(enqueued=facts.last_seq, started=facts.last_started, completed=facts.last_completed)
+            yield events.Status(
+                group=name,
+                time_ns=transcript.last_ns,
+                last_enqueued=progress.enqueued,
+                last_started=progress.started or (facts.last_started if facts is not None else None),
+                last_completed=progress.completed,
+            )
+
+    def _groups_of_mixed_progress(self) -> set[_Key]:
+        """Return the groups whose progress counts something else than their collectives."""
+        untold: set[_Key] = set()
+        for rank, transcript in self._by_rank.items():
+            for name, facts in transcript.groups.items():
+                progress = self._progress[rank].get(name)
+                counts_else = progress is not None and facts.last_seq and progress.enqueued != facts.last_seq
+                if facts.point_to_point or counts_else:
+                    untold.add(self._key(transcript, name))
+        return untold
+
+    def _key(self, transcript: Transcript, name: str) -> _Key:
+        return _Key(name=name, members=self.members(transcript, name))
+
+
+def hash_together(digests: Sequence[int]) -> int:
+    """Return 32 bits for several digests in order."""
+    mixed = len(digests)
+    for each in digests:
+        mixed = (mixed * 1_000_003 ^ each) & 0xFFFF_FFFF
+    return mixed
+
+
+def _configured(transcript: Transcript) -> Iterator[int]:
+    for config in transcript.dump.configs.values():
+        yield from config.ranks
+
+
+def _progress(transcript: Transcript) -> Iterator[tuple[str, Progress]]:
+    """Yield the progress of each group by name, as far as the numbers of this process can be told."""
+    names: dict[int, str] = {}
+    for facts in transcript.groups.values():
+        names |= dict.fromkeys(facts.numbers, facts.name)
+    in_order = _in_order(transcript.dump.progress, transcript.dump.configs)
+    if all(in_order.get(number, name) == name for number, name in names.items()):
+        names = in_order | names
+    for number, progress in transcript.dump.progress.items():
+        if number in names:
+            yield names[number], progress
+
+
+def _in_order(progress: Mapping[int, Progress], configs: Mapping[str, object]) -> dict[int, str]:
+    """Return the name for each number where both count the groups in the order in which they were made."""
+    if len(progress) != len(configs) or not all(name.isdigit() for name in configs):
+        return {}
+    return dict(zip(sorted(progress), sorted(configs, key=int), strict=True))
+
+
+__all__ = ["MILLISECOND_NS", "Roster"]

@@ -1,0 +1,138 @@
+"""Dumps of PyTorch's flight recorder: pickles and JSON, of any schema and backend, one file for each rank."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from distdiag import events
+from distdiag.importers._contract import Imported
+from distdiag.importers._dumps import is_json, read_dump
+from distdiag.importers._operations import device_of
+from distdiag.importers._pickles import RefusedError
+from distdiag.importers._ranks import attempt_in_path, rank_of
+from distdiag.importers._roster import Roster
+from distdiag.importers._transcript import Transcript
+
+NAME = "flight-recorder"
+
+_WORDS = (b"profiling_name", b"collective_seq_id", b"pg_status", b"pg_config", b"comm_lib_version", b"nccl_version")
+_OTHERS = (b'"traceEvents"', b'"schemaVersion"')
+"""Profiler traces speak of process groups as well."""
+_PICKLE = re.compile(rb"\x80[\x00-\x05]|[(\]}]")
+
+
+def recognises(path: Path, head: bytes) -> bool:
+    """Return whether a file is a dump, by its first words."""
+    if is_json(head):
+        return any(word in head for word in _WORDS) and not any(word in head for word in _OTHERS)
+    return _PICKLE.match(head) is not None and any(word in head for word in _WORDS)
+
+
+def read(files: Sequence[Path]) -> Iterator[Imported]:
+    """Yield the ranks that dumps tell of, attempt by attempt."""
+    root = _common_folder(files)
+    transcripts: list[tuple[int | None, Transcript]] = []
+    for file in files:
+        try:
+            transcript = _transcript(file)
+        except (RefusedError, OSError) as error:
+            yield _note(f"{file.name} could not be read: {error}")
+            continue
+        transcripts.append((attempt_in_path(file, root), transcript))
+        yield from _defects(transcript)
+    for attempt, of_attempt in sorted(_attempts(transcripts).items()):
+        roster = Roster(of_attempt)
+        for transcript in sorted(of_attempt, key=lambda each: each.rank):
+            yield Imported(
+                rank=transcript.rank,
+                attempt=attempt,
+                events=[_header(transcript, attempt, roster.world_size), *roster.records(transcript)],
+            )
+        yield from (
+            _note(f"the dumps do not say who is in group {name}: taken to be the ranks that used it")
+            for name in sorted(roster.inferred)
+        )
+
+
+def _transcript(file: Path) -> Transcript:
+    dump = read_dump(file)
+    rank = rank_of(file, (config.ranks for config in dump.configs.values()))
+    if rank is None:
+        raise RefusedError("neither its name nor its groups tell the rank")
+    return Transcript(dump, rank)
+
+
+def _header(transcript: Transcript, attempt: int, world_size: int) -> events.Header:
+    dump = transcript.dump
+    backends = sorted({facts.backend for facts in transcript.groups.values()})
+    return events.Header(
+        schema=events.SCHEMA,
+        run="-0",  # the dumps name no run
+        attempt=attempt,
+        rank=transcript.rank,
+        world_size=world_size,
+        host="",
+        pid=0,
+        source=NAME,
+        device=device_of(backends[0]) if backends else "cpu",
+        versions={NAME: dump.version} | ({"communication library": dump.library} if dump.library else {}),
+        wall_ns=transcript.first_ns,
+        monotonic_ns=transcript.first_ns,
+        stall_after_seconds=0.0,
+        max_bytes=0,
+    )
+
+
+def _defects(transcript: Transcript) -> Iterator[Imported]:
+    dump, entries = transcript.dump, transcript.entries
+    if dump.unread:
+        yield _note(f"{dump.path.name}: {dump.unread} of {dump.unread + entries} entries make no sense")
+    if dump.dropped:
+        yield _note(f"{dump.path.name}: only the newest {entries} entries were read")
+
+
+def _note(text: str) -> Imported:
+    return Imported(rank=None, attempt=0, events=(), notes=(text,))
+
+
+# ---- attempts ---------------------------------------------------------------------------------------------------
+def _attempts(transcripts: Sequence[tuple[int | None, Transcript]]) -> Mapping[int, list[Transcript]]:
+    """Return the transcripts by attempt: as paths tell, else the dumps of one rank in the order of time.
+
+    A pickle and a JSON file of one dump are one; the pickle has the call sites.
+    """
+    by_rank: dict[int, list[tuple[int | None, Transcript]]] = {}
+    for attempt, transcript in transcripts:
+        by_rank.setdefault(transcript.rank, []).append((attempt, transcript))
+    attempts: dict[int, list[Transcript]] = {}
+    for of_rank in by_rank.values():
+        for position, (attempt, transcript) in enumerate(_without_twins(of_rank)):
+            attempts.setdefault(position if attempt is None else attempt, []).append(transcript)
+    return attempts
+
+
+def _without_twins(of_rank: Iterable[tuple[int | None, Transcript]]) -> list[tuple[int | None, Transcript]]:
+    kept: dict[object, tuple[int | None, Transcript]] = {}
+    ordered = sorted(
+        of_rank,
+        key=lambda each: (each[1].first_ns, each[1].last_ns, not each[1].dump.has_frames, str(each[1].dump.path)),
+    )
+    for attempt, transcript in ordered:
+        alike = attempt, transcript.first_ns, transcript.first_record
+        known = kept.get(alike)
+        # Of two dumps that begin alike one was made later, or is the other in another format.
+        if known is None or _told_by(transcript) > _told_by(known[1]):
+            kept[alike] = attempt, transcript
+    return list(kept.values())
+
+
+def _told_by(transcript: Transcript) -> tuple[bool, int]:
+    return transcript.dump.has_frames, transcript.entries
+
+
+def _common_folder(files: Sequence[Path]) -> Path:
+    folders = [file.parent for file in files]
+    common = folders[0] if folders else Path()
+    while any(not folder.is_relative_to(common) for folder in folders):
+        common = common.parent
+    return common
