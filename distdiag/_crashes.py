@@ -22,7 +22,9 @@ FROZEN = "frozen"
 MAX_CRASH_BYTES = 4 << 20
 """A file that dumps again and again is read up to here; the first dumps say what happened."""
 
-_THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[.*\])? \(most recent call first\):")
+_THREAD = re.compile(r"(?:(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[.*\])?|Stack) \(most recent call first\):")
+_RUNNING = ("Current thread", "Stack")
+"""How the thread that was running begins; ``Stack`` is what a dump of it alone is called."""
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 _FATAL = re.compile(r"Fatal Python error: (.+)")
 _SEGMENT = re.compile(r"(?:\.\d{4,})?\.jsonl$")
@@ -79,7 +81,7 @@ def _dumps(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
     body: list[str] = []
     for line in lines:
         fatal, frozen = _FATAL.match(line), _FROZEN.match(line)
-        if fatal or frozen or (kind == TERMINATED and line.startswith("Current thread") and _has_current(body)):
+        if fatal or frozen or (kind == TERMINATED and line.startswith(_RUNNING) and _has_current(body)):
             if kind is not None:
                 yield kind, body
             body = []
@@ -94,7 +96,7 @@ def _dumps(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _has_current(lines: list[str]) -> bool:
-    return any(line.startswith("Current thread") for line in lines)
+    return any(line.startswith(_RUNNING) for line in lines)
 
 
 def _threads(lines: list[str]) -> Iterator[tuple[bool, str, list[str]]]:
@@ -104,7 +106,7 @@ def _threads(lines: list[str]) -> Iterator[tuple[bool, str, list[str]]]:
         if header:
             if thread is not None:
                 yield thread
-            thread = (line.startswith("Current"), header[1], [])
+            thread = (line.startswith(_RUNNING), header[1] or "", [])
         elif found and thread is not None:
             number = found[2] if found[2].isdecimal() else "0"
             thread[2].append(f"{found[1]}:{number} {found[3]}")

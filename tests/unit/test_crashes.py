@@ -131,3 +131,12 @@ def test_crashes_belong_to_the_attempt_that_is_analysed(tmp_path: Path) -> None:
     crashes = again.load(tmp_path).crashes
 
     assert crashes[["rank", "kind"]].to_dict("list") == {"rank": [1], "kind": ["SIGABRT"]}
+
+
+def test_a_dump_of_the_running_thread_alone_is_a_sigterm_too(tmp_path: Path) -> None:
+    file = tmp_path / "alone.crash.txt"
+    file.write_text('Stack (most recent call first):\n  File "train.py", line 3 in main\n')
+
+    (crash,) = crashes_in(file)
+
+    assert (crash.kind, crash.frames) == ("SIGTERM", ("train.py:3 main",))
