@@ -61,6 +61,8 @@ class Group(Event, kw_only=True, tag="group"):
     description: str = ""
     ranks: list[int]
     """Global ranks, in group order."""
+    partial: bool = False
+    """There may be more members than ``ranks``: the source, which is none of our logs, does not tell them all."""
     backend: str
     timeout_seconds: float | None = None
     """The timeout in force; it is not inherited from the default group."""
@@ -115,7 +117,8 @@ class Call(Event, kw_only=True, tag="call"):
     """Number of the call in this process, from 1."""
     signature: int
     seq: int
-    """Number in its group as c10d counts, from 1; collectives and point-to-point apart."""
+    """Number in its group as c10d counts, from 1; collectives and point-to-point apart. 0 where a foreign source
+    does not tell it."""
     step: int
     forwards: int = 0
     """Root forwards begun in this step."""
@@ -196,6 +199,8 @@ class Phase(Event, kw_only=True, tag="phase"):
     ranks: list[int] | None = None
     """For ``new_group``: the members asked for."""
     timeout_seconds: float | None = None
+    came: int | None = None
+    """How many ranks came, where the backend says it and the end does not."""
     local: bool = False
     """For ``new_group``: made with local synchronisation, so other ranks need not ask for it."""
     failed: bool = False

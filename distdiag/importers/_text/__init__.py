@@ -1,0 +1,1 @@
+"""Lines of training output: how they are cleaned, understood, given to ranks and made records."""

@@ -1,0 +1,88 @@
+"""Ranks that others say did not come, and ranks whose silence says it."""
+
+from distdiag.importers._text.facts import Missed, Passed
+from distdiag.importers._text.names import DEFAULT_GROUP, GROUP_UNKNOWN
+from distdiag.importers._text.stores import INIT
+from distdiag.importers._text.tales import MILLISECOND_NS, Act, Job
+
+
+def tell_missed(job: Job) -> None:
+    """Add the waits whose messages name, or count, the ranks that did not come."""
+    passed = {told.rank for _, told in job.told if isinstance(told.said.what, Passed)}
+    for moment, told in job.told:
+        what = told.said.what
+        if not isinstance(what, Missed):
+            continue
+        waiter = told.rank if told.rank is not None else _someone(job, what)
+        start_ns = moment - (what.timeout_ms or 0) * MILLISECOND_NS
+        if what.what == INIT:
+            if what.gave_up or waiter not in passed:
+                _creation(job, waiter, what, start_ns, moment)
+            continue
+        _wait(job, waiter, what, start_ns, moment)
+        for rank in what.ranks:
+            job.tale(rank)
+
+
+def _someone(job: Job, missed: Missed) -> int:
+    """Return a rank that is not missed: its message came from somebody."""
+    return next(rank for rank in range(len(missed.ranks) + 1) if rank not in missed.ranks)
+
+
+def _creation(job: Job, rank: int, missed: Missed, begin_ns: int, moment: int) -> None:
+    tale = job.tale(rank)
+    tale.began_ns[INIT] = min(begin_ns, tale.began_ns.get(INIT, begin_ns))
+    if missed.gave_up:
+        tale.ended_ns.setdefault(INIT, moment)
+    tale.last_ns = max(tale.last_ns, moment)
+    if missed.came is not None:
+        tale.came[INIT] = max(missed.came, tale.came.get(INIT, 0))
+
+
+def _wait(job: Job, rank: int, missed: Missed, start_ns: int, moment: int) -> None:
+    tale = job.tale(rank)
+    group = missed.group.name if missed.group is not None else GROUP_UNKNOWN
+    known = [act for act in tale.acts if act.group in (GROUP_UNKNOWN, group)]
+    if known:
+        known[-1].group = group
+        return
+    tale.acts.append(
+        Act(
+            op=missed.what,
+            group=group,
+            seq=missed.seq,
+            start_ns=start_ns,
+            end_ns=moment if missed.gave_up else None,
+            error=f"timeout: {_who(missed)} did not come" if missed.gave_up else None,
+            module=", ".join(missed.subjects) or None,
+        )
+    )
+    tale.last_ns = max(tale.last_ns, moment)
+
+
+def _who(missed: Missed) -> str:
+    return "ranks " + ", ".join(map(str, missed.ranks))
+
+
+def tell_silence(job: Job) -> tuple[str, ...]:
+    """Give a tale to ranks whose silence is evidence, and return what that rests on in words.
+
+    A rank that came to a collective prints its time-out as the others do. Where most ranks of the world did and few
+    did not, those few did not come; unless their output is somewhere else, which nobody can know from here.
+    """
+    world = job.groups.world or 0
+    waits: dict[tuple[str, int | None], set[int]] = {}
+    for rank, tale in job.tales.items():
+        for act in tale.acts:
+            if act.error is not None and act.group in (DEFAULT_GROUP, GROUP_UNKNOWN) and not act.p2p:
+                waits.setdefault((act.group, act.seq), set()).add(rank)
+    if not waits:
+        return ()
+    most = max(waits.values(), key=len)
+    silent = sorted(set(range(world)) - set(job.tales))
+    if not silent or len(most) <= len(silent) or len(most) < 2:
+        return ()
+    for rank in silent:
+        job.tale(rank).silent = True
+    listed = ", ".join(map(str, silent))
+    return (f"nothing in these files is of rank {listed}: their output may be elsewhere",)

@@ -1,0 +1,111 @@
+"""How ranks ended: their own errors, what launchers saw of them, and what else was worth a line."""
+
+import re
+from collections.abc import Sequence
+
+from distdiag import events
+from distdiag.importers._text.facts import Ended, Frozen, Raised, Remark, Role, Torn
+from distdiag.importers._text.frames import user_part
+from distdiag.importers._text.launchers import SIGTERM
+from distdiag.importers._text.tales import Job
+from distdiag.importers._text.times import SECOND_NS
+
+WENT_ON_NS = 600 * SECOND_NS
+"""Peers that begin to wait only so long after an exception had been served by its rank until then: it was handled."""
+ONCE_NS = 5 * SECOND_NS
+"""Time in which a rank that failed may still be seen to come into one more wait."""
+STUCK_WATCHDOG = "WatchdogStuck"
+SIGNALS = {6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
+SHELL_SIGNAL = 128
+"""What a shell adds to the number of a signal."""
+_SAME = re.compile(r"\d+|0x[0-9a-f]+")
+
+
+def tell_errors(job: Job) -> None:
+    """Add the exceptions that are the ranks' own; those that nobody signed are kept apart."""
+    seen: set[tuple[int | None, str]] = set()
+    ordered = sorted(job.told, key=lambda pair: not getattr(pair[1].said.what, "frames", ()))  # the fuller one first
+    for moment, told in ordered:
+        what = told.said.what
+        if not isinstance(what, Raised) or told.said.role is not Role.INITIATING or "Detected mismatch" in what.message:
+            continue
+        key = told.rank, what.message[:80]
+        if key in seen:
+            continue
+        seen.add(key)
+        fault = _fault(what, moment, went_on=_went_on(job, told.rank, moment))
+        if told.rank is None:
+            job.unsigned.append(fault)
+        else:
+            job.tale(told.rank).records.append(fault)
+
+
+def _fault(raised: Raised, moment: int, *, went_on: bool) -> events.Fault:
+    memory = "out of memory" in raised.message.lower() or raised.type.endswith(("OutOfMemoryError", "MemoryError"))
+    return events.Fault(
+        fault="out-of-memory" if memory else "exception",
+        time_ns=moment,
+        type=raised.type,
+        message=raised.message,
+        where="raised" if went_on else "uncaught",
+        frames=list(user_part(raised.frames) or raised.frames),
+        causes=list(raised.causes),
+    )
+
+
+def _went_on(job: Job, rank: int | None, moment: int) -> bool:
+    """Return whether a rank is seen to have gone on after an error: it was caught."""
+    for other, tale in job.tales.items():
+        begun = [act.start_ns for act in tale.acts if act.end_ns is not None and act.start_ns < act.end_ns]
+        if begun and max(begun) > moment + (ONCE_NS if other == rank else WENT_ON_NS):
+            return True
+    return False
+
+
+def tell_ends(job: Job) -> None:
+    """Add what launchers say of the ends of processes, and remarks."""
+    for moment, told in job.told:
+        what = told.said.what
+        if isinstance(what, Remark):
+            _remark(job, told.rank, what.text, moment)
+        elif told.rank is None:
+            continue
+        elif isinstance(what, Ended | Torn):
+            _ended(job, told.rank, what, moment)
+        elif isinstance(what, Frozen):
+            job.tale(told.rank).records.append(
+                events.Fault(
+                    fault="exception",
+                    time_ns=moment,
+                    type=STUCK_WATCHDOG,
+                    message=f"the watchdog thread could not run for {what.seconds} s",
+                    where="thread",
+                )
+            )
+
+
+def _ended(job: Job, rank: int, what: Ended | Torn, moment: int) -> None:
+    tale = job.tale(rank)
+    code = what.code if isinstance(what, Ended) else -SIGTERM
+    if SHELL_SIGNAL < code <= SHELL_SIGNAL + max(SIGNALS):
+        code = SHELL_SIGNAL - code
+    known = [record for record in tale.records if isinstance(record, events.Fault) and record.fault == "exit"]
+    tale.pid = tale.pid or what.pid or 0
+    if known and (known[0].code == code or isinstance(what, Torn)):
+        return
+    tale.records[:] = [record for record in tale.records if record not in known]
+    tale.records.append(
+        events.Fault(fault="exit", time_ns=moment, type=SIGNALS.get(-code), where="launcher", code=code)
+    )
+
+
+def _remark(job: Job, rank: int | None, text: str, moment: int) -> None:
+    remark = events.Fault(fault="warning", time_ns=moment, message=text, where="logged")
+    if rank is None:
+        job.remarks.append((moment, text))
+    elif remark.message not in {record.message for record in _faults(job.tale(rank).records)}:
+        job.tale(rank).records.append(remark)
+
+
+def _faults(records: Sequence[events.Event]) -> list[events.Fault]:
+    return [record for record in records if isinstance(record, events.Fault)]

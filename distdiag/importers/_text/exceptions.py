@@ -1,0 +1,187 @@
+"""Python tracebacks and C++ terminations, with what their messages tell."""
+
+import re
+from collections.abc import Iterable, Iterator
+
+from distdiag.importers._text.facts import BlockFamily, Family, Raised, Role, Speaker, What
+from distdiag.importers._text.normalise import Line
+
+MAX_FRAMES = 200
+"""Recursion errors have a thousand; the outermost and the innermost are what matters."""
+MAX_MESSAGE = 4000
+MAX_MESSAGE_LINES = 12
+MAX_CAUSES = 8
+
+CONSEQUENCE = re.compile(
+    r"timed out|time-?out|clients joined|connection (?:was )?(?:reset|closed|refused|aborted)"
+    r"|closed by (?:remote )?peer|broken pipe|read error|write error|remote process|recvvalue failed|failed to recv"
+    r"|pair closure|monitoredBarrier"
+    r"|communicator (?:was )?aborted|ncclRemoteError|ChildFailedError|ProcessExitedException|ProcessRaisedException",
+    re.IGNORECASE,
+)
+"""What an exception says that others caused: a wait gave up, a peer went away, a launcher passes it on."""
+ASKED = re.compile(r"^(?:\w+\.)*(?:SystemExit|KeyboardInterrupt|SignalException)\b|Received \d+ death signal")
+"""How processes end that somebody told to."""
+
+_FRAME = re.compile(r'(?P<indent>\s*)File "(?P<file>.+?)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
+_BEGINS = "Traceback (most recent call last):"
+_CHAINED = (
+    "During handling of the above exception, another exception occurred",
+    "The above exception was the direct cause of the following exception",
+)
+_TYPE = re.compile(
+    r"\s{0,1}(?P<type>(?:[\w]+\.)*[A-Z_]\w*(?:Error|Exception|Interrupt|Exit|Warning|Failure|Timeout|Group|StopIteration)?)"
+    r"(?::\s?(?P<message>.*))?$"
+)
+_BARE = re.compile(r"(?P<type>(?:\w+\.)*(?:OutOfMemoryError|RuntimeError|MemoryError)): (?P<message>.+)")
+_OUT_OF_MEMORY = re.compile(r"(?:CUDA|HIP|XPU|NPU) out of memory\. Tried to allocate")
+_THROWN = re.compile(r"terminate called after throwing an instance of '(?P<type>[^']+)'")
+_WHAT = re.compile(r"\s*what\(\):\s*(?P<message>.*)")
+_CONTINUED = re.compile(r"\[/|Original exception|nccl|Last error")
+"""How further lines of c10d's messages begin."""
+_SPAWNED = re.compile(r"-- Process (\d+) terminated with the following error:")
+
+
+def role_of(raised: Raised) -> Role:
+    """Return whether an exception is the rank's own, or what others did to it."""
+    said = f"{raised.type}: {raised.message}"
+    if ASKED.search(said):
+        return Role.TEARDOWN
+    return Role.CASCADE if CONSEQUENCE.search(said) else Role.INITIATING
+
+
+class _Traceback:
+    """A traceback, and those chained to it."""
+
+    def __init__(self, line: Line) -> None:
+        del line
+        self._frames: list[str] = []
+        self._indent = -1
+        self._type: str | None = None
+        self._message: list[str] = []
+        self._before: list[str] = []
+        self._awaiting = False
+        self._blank = False
+
+    def feed(self, line: Line) -> bool:
+        text = line.text
+        if self._awaiting:
+            return self._next_in_chain(text)
+        found = _FRAME.match(text)
+        if found and self._type is None:
+            return self._take_frame(found)
+        if self._type is None:
+            return self._take_type(text)
+        if any(words in text for words in _CHAINED):
+            self._chain()
+            return True
+        return self._take_more(line)
+
+    def close(self) -> Iterable[tuple[What, Role]]:
+        if self._type is None:
+            return ()
+        raised = Raised(
+            type=self._type,
+            message="\n".join(self._message).strip()[:MAX_MESSAGE],
+            frames=tuple(self._frames),
+            causes=tuple(reversed(self._before[-MAX_CAUSES:])),
+        )
+        return ((raised, role_of(raised)),)
+
+    def _next_in_chain(self, text: str) -> bool:
+        if text.strip() == _BEGINS:
+            self._awaiting = False
+            self._frames, self._indent = [], -1
+            self._type, self._message = None, []
+            return True
+        return not text.strip()
+
+    def _take_frame(self, found: re.Match[str]) -> bool:
+        self._indent = len(found["indent"])
+        if len(self._frames) >= MAX_FRAMES:
+            del self._frames[MAX_FRAMES // 2]
+        self._frames.append(f"{found['file']}:{found['line']} {found['function'] or '<module>'}")
+        return True
+
+    def _take_type(self, text: str) -> bool:
+        indent = len(text) - len(text.lstrip())
+        if not text.strip() or (self._frames and indent > self._indent) or text.lstrip().startswith("[Previous line"):
+            return True  # the source of a frame, and the marks below it
+        found = _TYPE.match(text)
+        if not found:
+            return False
+        self._type = found["type"]
+        self._message = [found["message"] or ""]
+        return True
+
+    def _take_more(self, line: Line) -> bool:
+        """Take a further line of a message; a message of its own ends the exception's."""
+        text = line.text
+        if not text.strip():
+            if self._blank:
+                return False
+            self._blank = True
+            return True
+        own = line.source is not None or text.strip() == _BEGINS
+        if own or self._blank or len(self._message) >= MAX_MESSAGE_LINES or not _continues(text):
+            return False
+        self._message.append(text)
+        return True
+
+    def _chain(self) -> None:
+        self._before.append(f"{self._type}: {' '.join(self._message)[:MAX_MESSAGE]}")
+        self._awaiting = True
+
+
+def _continues(text: str) -> bool:
+    """Return whether a line goes on with the message of an exception."""
+    return text[:1].isspace() or bool(_CONTINUED.match(text))
+
+
+class _Termination:
+    """A C++ exception that nobody caught."""
+
+    def __init__(self, line: Line) -> None:
+        found = _THROWN.search(line.text)
+        self._type = found["type"] if found else "std::exception"
+        self._message: str | None = None
+
+    def feed(self, line: Line) -> bool:
+        found = _WHAT.match(line.text)
+        if not found or self._message is not None:
+            return False
+        self._message = found["message"]
+        return True
+
+    def close(self) -> Iterable[tuple[What, Role]]:
+        message = (self._message or "")[:MAX_MESSAGE]
+        raised = Raised(type=self._type, message=message, uncaught=True, fatal=True)
+        return ((raised, role_of(raised)),)
+
+
+def bare(line: Line) -> Iterator[What]:
+    """Read an exception without its traceback: what people copy, and what a handler prints."""
+    found = _BARE.search(line.text)
+    if found and _OUT_OF_MEMORY.search(found["message"]):
+        yield Raised(type=found["type"], message=found["message"][:MAX_MESSAGE])
+    elif not found and _OUT_OF_MEMORY.search(line.text):
+        message = line.text[_OUT_OF_MEMORY.search(line.text).start() :]  # type: ignore[union-attr]  # it was found above
+        yield Raised(type="OutOfMemoryError", message=message[:MAX_MESSAGE])
+
+
+def speaker(line: Line) -> Iterator[What]:
+    """Read whose traceback follows."""
+    found = _SPAWNED.search(line.text)
+    if found:
+        yield Speaker(rank=int(found[1]))
+
+
+FAMILIES = (
+    Family(name="out-of-memory", needles=("out of memory. Tried to allocate",), role=Role.INITIATING, parse=bare),
+    Family(name="spawned-process", needles=("terminated with the following error",), role=Role.UNKNOWN, parse=speaker),
+)
+
+BLOCKS = (
+    BlockFamily(name="traceback", needles=(_BEGINS,), open=_Traceback),
+    BlockFamily(name="termination", needles=("terminate called after throwing",), open=_Termination),
+)

@@ -1,0 +1,255 @@
+"""What lines of training output say, as values; which rank said it, and when, is found out later."""
+
+import enum
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from distdiag.importers._text.normalise import Line
+from distdiag.importers._text.times import Stamp
+
+
+class Role(enum.StrEnum):
+    """What a line is in the story: time-outs and kills by a launcher are never the beginning of it."""
+
+    INITIATING = "initiating"
+    CASCADE = "cascade"
+    TEARDOWN = "teardown"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTag:
+    """A process group as a line names it: ``[PG ID 1 PG GUID 3(mesh_ulysses) Rank 2]``."""
+
+    name: str
+    """Unique name where the line has it, else the number that the process gave it."""
+    description: str = ""
+    rank: int | None = None
+    """Rank inside the group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waited:
+    """A collective did not end; the rank waited for it."""
+
+    op: str
+    group: GroupTag | None = None
+    group_rank: int | None = None
+    seq: int | None = None
+    numel: int | None = None
+    output_numel: int | None = None
+    timeout_ms: int | None = None
+    lasted_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a group got on this rank; 0 where nothing got so far."""
+
+    group: GroupTag | None
+    enqueued: int | None
+    completed: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSite:
+    """The frames of the collective that did not end, innermost first, each ``file:line function``."""
+
+    frames: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issued:
+    """A collective was issued; that it ended is not said."""
+
+    op: str
+    seq: int | None
+    rank: int | None = None
+    """Rank inside the group that the line speaks of; None for whoever said it."""
+    group: str = ""
+    size: int | None = None
+    """Number of ranks in the group."""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    dtype: str | None = None
+    root: int | None = None
+    reduce_op: str | None = None
+    failed: bool = False
+    """It ended in an error before it ran."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missed:
+    """Somebody says which ranks did not come; ranks are None where only their number is known."""
+
+    what: str
+    """``monitored_barrier``, ``init_process_group`` or the op."""
+    ranks: tuple[int, ...]
+    by: int | None = None
+    """The rank that says so, where the line tells."""
+    came: int | None = None
+    size: int | None = None
+    timeout_ms: int | None = None
+    group: GroupTag | None = None
+    seq: int | None = None
+    gave_up: bool = True
+    """Whether the waiting had an end, or is still going on."""
+    subjects: tuple[str, ...] = ()
+    """Tensors that they did not bring."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """A rank came through what it had waited in."""
+
+    what: str
+    by: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raised:
+    """An exception, with its frames from the outermost to the innermost."""
+
+    type: str
+    message: str
+    frames: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()
+    """``type: message`` of the exceptions before it, nearest first."""
+    uncaught: bool = False
+    """The text shows that it ended the process."""
+    fatal: bool = False
+    """It came from C++ and aborted the process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A launcher says how a process ended; negative codes are signals."""
+
+    code: int
+    rank: int | None = None
+    local_rank: int | None = None
+    pid: int | None = None
+    first: bool = False
+    """The launcher calls it the first failure."""
+    stamp: Stamp | None = None
+    """When the launcher saw it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Torn:
+    """A launcher ended a process because of another."""
+
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frozen:
+    """The watchdog thread could not run: the process was held up on the host."""
+
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """The number of ranks of the job."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """Something worth repeating in a report that no record has room for."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restarted:
+    """The launcher started all processes again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speaker:
+    """What follows is said by this rank."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicatorRank:
+    """The rank of a process in a NCCL communicator."""
+
+    communicator: str
+    rank: int
+    size: int
+    process: str
+    identity: str = ""
+    """The same on all members, where the library prints it."""
+
+
+What = (
+    Waited
+    | Progress
+    | CallSite
+    | Issued
+    | Missed
+    | Passed
+    | Raised
+    | Ended
+    | Torn
+    | Frozen
+    | World
+    | Remark
+    | Restarted
+    | Speaker
+    | CommunicatorRank
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """Something that a line said."""
+
+    what: What
+    role: Role
+    line: Line
+    file: int = 0
+    """Number of the file it stands in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One kind of line: how it is found, how it is read, and what it is in the story."""
+
+    name: str
+    needles: tuple[str, ...]
+    """Words of which a line of this kind has at least one."""
+    role: Role
+    parse: Callable[[Line], Iterable[What]]
+    ending: str = ""
+    """Pattern of what a whole line of this kind holds; without it the next lines are joined to it."""
+
+
+class Block(Protocol):
+    """A message of several lines that is being read."""
+
+    def feed(self, line: Line) -> bool:
+        """Take the next line of the process; return False if it belongs to the block no more."""
+
+    def close(self) -> Iterable[tuple[What, Role]]:
+        """Return what the block said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockFamily:
+    """One kind of message of several lines."""
+
+    name: str
+    needles: tuple[str, ...]
+    open: Callable[[Line], Block | None]
+
+
+def nothing(line: Line) -> Iterable[What]:
+    """Read nothing: the line only repeats what others say, or tidies up."""
+    del line
+    return ()

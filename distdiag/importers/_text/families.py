@@ -1,0 +1,32 @@
+"""All kinds of lines that are understood, in one table."""
+
+import re
+
+from distdiag.importers._text import detail, exceptions, horovod, launchers, nccl, stores, watchdog
+from distdiag.importers._text.facts import BlockFamily, Family
+
+FAMILIES: tuple[Family, ...] = (
+    *watchdog.FAMILIES,
+    *detail.FAMILIES,
+    *stores.FAMILIES,
+    *exceptions.FAMILIES,
+    *launchers.FAMILIES,
+    *nccl.FAMILIES,
+)
+"""Kinds of single lines."""
+
+BLOCKS: tuple[BlockFamily, ...] = (
+    *exceptions.BLOCKS,
+    *watchdog.BLOCKS,
+    *launchers.BLOCKS,
+    *horovod.BLOCKS,
+    *nccl.BLOCKS,
+)
+"""Kinds of messages of several lines."""
+
+_NEEDLES = sorted(
+    {needle for family in FAMILIES for needle in family.needles}
+    | {needle for block in BLOCKS for needle in block.needles}
+)
+INTERESTING = re.compile(b"|".join(re.escape(needle.encode()) for needle in _NEEDLES))
+"""Lines without any of these words say nothing that is understood."""

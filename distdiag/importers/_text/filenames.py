@@ -1,0 +1,52 @@
+"""Ranks and attempts that the names of files tell."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+MAX_RANK = 1 << 20
+"""Greater numbers in names are dates and job numbers."""
+
+_NAMED = re.compile(r"(?:^|[^a-z])(?:global_?rank|rank|worker|process|proc|task|gpu)[-_.=]?(\d+)", re.IGNORECASE)
+_ATTEMPT = re.compile(r"attempt[-_]?(\d+)", re.IGNORECASE)
+_OUTPUTS = frozenset({"stdout.log", "stderr.log", "stdout", "stderr", "error.log"})
+"""What torchrun's ``--log-dir`` calls the files in the folder of each local rank."""
+_NUMBER = re.compile(r"\d+")
+
+
+def ranks_of(files: Sequence[Path]) -> Mapping[Path, int]:
+    """Return the ranks that names tell: ``rank3.err``, ``attempt_0/3/stderr.log``, or siblings numbered from 0."""
+    named = {file: rank for file in files if (rank := _named(file)) is not None}
+    return named or _numbered(files)
+
+
+def attempt_of(file: Path) -> int:
+    """Return the attempt that a path tells, 0 if none."""
+    found = [int(match[1]) for part in file.parts if (match := _ATTEMPT.fullmatch(part) or _ATTEMPT.search(part))]
+    return found[-1] if found and found[-1] < MAX_RANK else 0
+
+
+def _named(file: Path) -> int | None:
+    if file.name in _OUTPUTS and file.parent.name.isdecimal():
+        return _small(file.parent.name)
+    found = _NAMED.findall(file.name)
+    return _small(found[-1]) if found else None
+
+
+def _numbered(files: Sequence[Path]) -> Mapping[Path, int]:
+    """Return the numbers of files whose names differ in one number only, if they count from 0 without a gap."""
+    shapes: dict[str, dict[int, Path]] = {}
+    for file in files:
+        for match in _NUMBER.finditer(file.name):
+            number = _small(match[0])
+            if number is not None:
+                shape = f"{file.parent}/{file.name[: match.start()]}#{file.name[match.end() :]}"
+                shapes.setdefault(shape, {})[number] = file
+    for numbered in sorted(shapes.values(), key=len, reverse=True):
+        if len(numbered) > 1 and sorted(numbered) == list(range(len(numbered))):
+            return {file: number for number, file in numbered.items()}
+    return {}
+
+
+def _small(digits: str) -> int | None:
+    return int(digits) if len(digits) <= 7 and int(digits) < MAX_RANK else None

@@ -1,0 +1,181 @@
+"""What launchers say of the processes they started: exit codes, signals, who failed first, and restarts."""
+
+import re
+from collections.abc import Iterable, Iterator
+
+from distdiag.importers._text.facts import BlockFamily, Ended, Family, Remark, Restarted, Role, Speaker, Torn, What
+from distdiag.importers._text.normalise import Line
+from distdiag.importers._text.times import stamp_in
+
+SIGTERM = 15
+SIGKILL = 9
+MAX_BLOCK_LINES = 4000
+"""A thousand failed processes have four lines each; what follows is no failure block any more."""
+
+_SIGNAL_NUMBERS = {
+    "Killed": SIGKILL,
+    "Terminated": SIGTERM,
+    "Aborted": 6,
+    "Bus error": 7,
+    "Segmentation fault": 11,
+    "Out Of Memory": SIGKILL,
+}
+_FAILED = re.compile(
+    r"failed \(exitcode: ?(?P<code>-?\d+)\).*?local_rank: ?(?P<local>\d+)(?:.*?\(pid: ?(?P<pid>\d+)\))?"
+)
+_CLOSING = re.compile(r"Sending process (?P<pid>\d+) closing signal")
+_FIELD = re.compile(r"(?:\[\d+\]: *)?(?P<name>time|host|rank|exitcode|error_file|traceback)\s*:\s*(?P<value>.*)$")
+_RANK = re.compile(r"(?P<rank>\d+) \(local_rank: ?(?P<local>\d+)\)")
+_CODE = re.compile(r"(?P<code>-?\d+) \(pid: ?(?P<pid>\d+)\)")
+_TASK = re.compile(
+    r"srun: error: [\w.-]+: tasks? (?P<tasks>[\d,-]+): (?:(?P<words>Killed|Terminated|Aborted|Bus error|"
+    r"Segmentation fault|Out Of Memory)|Exited with exit code (?P<code>\d+))"
+)
+_MPIRUN = re.compile(r"process rank (?P<rank>\d+) .*?exited on signal (?P<signal>\d+)")
+_KERNEL = re.compile(r"Out of memory: Killed process (?P<pid>\d+)")
+_STEP = re.compile(r"Detected \d+ oom[-_]kill event")
+
+
+def failed(line: Line) -> Iterator[What]:
+    """Read the process that made a torchrun agent give up."""
+    found = _FAILED.search(line.text)
+    if found:
+        pid = int(found["pid"]) if found["pid"] else None
+        yield Ended(code=int(found["code"]), local_rank=int(found["local"]), pid=pid)
+
+
+def closing(line: Line) -> Iterator[What]:
+    """Read which process an agent tells to end."""
+    found = _CLOSING.search(line.text)
+    if found:
+        yield Torn(pid=int(found["pid"]))
+
+
+def task(line: Line) -> Iterator[What]:
+    """Read how tasks of SLURM ended."""
+    found = _TASK.search(line.text)
+    if not found:
+        return
+    code = int(found["code"]) if found["code"] else -_SIGNAL_NUMBERS[found["words"]]
+    for rank in _ranks_in(found["tasks"]):
+        yield Ended(code=code, rank=rank)
+    if found["words"] == "Out Of Memory":
+        yield Remark(text=f"SLURM says that {found['tasks']} ran out of memory")
+
+
+def mpi_process(line: Line) -> Iterator[What]:
+    """Read how a process of mpirun ended."""
+    found = _MPIRUN.search(line.text)
+    if found:
+        yield Ended(code=-int(found["signal"]), rank=int(found["rank"]), first=True)
+
+
+def kernel(line: Line) -> Iterator[What]:
+    """Read what the kernel or SLURM says of memory that ran out."""
+    found = _KERNEL.search(line.text)
+    if found:
+        yield Ended(code=-SIGKILL, pid=int(found["pid"]))
+        yield Remark(text=f"the kernel killed process {found['pid']} because the host ran out of memory")
+    elif _STEP.search(line.text):
+        yield Remark(text="SLURM counted processes that were killed because their memory limit was reached")
+
+
+def restarted(line: Line) -> Iterator[What]:
+    """Read that all processes are started again."""
+    del line
+    yield Restarted()
+
+
+class _FailureBlock:
+    """The summary that torchrun prints of the processes that failed."""
+
+    def __init__(self, line: Line) -> None:
+        self._first = False
+        self._fields: dict[str, str] = {}
+        self._ended: list[Ended] = []
+        self._lines = 0
+        self.feed(line)
+
+    def feed(self, line: Line) -> bool:
+        self._lines += 1
+        text = line.text.strip()
+        if "Root Cause" in text:
+            self._finish()
+            self._first = True
+        elif found := _FIELD.match(text):
+            if found["name"] in self._fields:
+                self._finish()
+            self._fields[found["name"]] = found["value"]
+        return self._lines < MAX_BLOCK_LINES and _belongs(text)
+
+    def close(self) -> Iterable[tuple[What, Role]]:
+        copied = self._fields.get("traceback") == ""  # it follows, in lines of its own
+        self._finish()
+        said: list[tuple[What, Role]] = [(ended, role_of(ended)) for ended in self._ended]
+        last = self._ended[-1].rank if self._ended else None
+        return [*said, (Speaker(rank=last), Role.UNKNOWN)] if copied and last is not None else said
+
+    def _finish(self) -> None:
+        rank, code = _RANK.search(self._fields.get("rank", "")), _CODE.search(self._fields.get("exitcode", ""))
+        if rank and code:
+            self._ended.append(
+                Ended(
+                    code=int(code["code"]),
+                    rank=int(rank["rank"]),
+                    local_rank=int(rank["local"]),
+                    pid=int(code["pid"]),
+                    first=self._first,
+                    stamp=stamp_in(self._fields.get("time", "")),
+                )
+            )
+        self._fields = {}
+
+
+def _failure_block(line: Line) -> _FailureBlock | None:
+    text = line.text.strip()
+    begins = text == "Failures:" or "Root Cause (first" in text or bool(re.match(r"time\s+: \d{4}-", text))
+    return _FailureBlock(line) if begins else None
+
+
+def role_of(ended: Ended) -> Role:
+    """Return whether an end may be the beginning: who was told to end is a victim."""
+    return Role.TEARDOWN if ended.code in (-SIGTERM, 128 + SIGTERM) else Role.INITIATING
+
+
+def _belongs(text: str) -> bool:
+    """Return whether a line is part of torchrun's summary: fields, rules and headings."""
+    if not text or set(text) <= set("=-*") or _FIELD.match(text):
+        return True
+    return text.startswith(("Failures:", "Root Cause", "<NO_OTHER_FAILURES>", "[", "To enable traceback"))
+
+
+def _ranks_in(text: str) -> Iterator[int]:
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal() and (not last or last.isdecimal()):
+            yield from range(int(first), min(int(last or first), int(first) + MAX_BLOCK_LINES) + 1)
+
+
+FAMILIES = (
+    Family(
+        name="process-failed",
+        needles=("failed (exitcode:",),
+        role=Role.UNKNOWN,
+        parse=failed,
+        ending=r"local_rank: ?\d+",
+    ),
+    Family(name="process-closed", needles=("closing signal",), role=Role.TEARDOWN, parse=closing),
+    Family(name="task-ended", needles=("srun: error:",), role=Role.UNKNOWN, parse=task),
+    Family(name="mpi-process-ended", needles=("exited on signal",), role=Role.INITIATING, parse=mpi_process),
+    Family(
+        name="host-out-of-memory",
+        needles=("Out of memory: Killed process", "oom_kill event", "oom-kill event"),
+        role=Role.INITIATING,
+        parse=kernel,
+    ),
+    Family(name="restart", needles=("will restart worker group",), role=Role.UNKNOWN, parse=restarted),
+)
+
+BLOCKS = (
+    BlockFamily(name="failure-block", needles=("Failures:", "Root Cause (first", "time      : "), open=_failure_block),
+)

@@ -1,0 +1,160 @@
+"""What a process printed, without what terminals, progress bars, launchers and collectors put around it."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from distdiag.importers._text.times import Stamp, stamp_in, stamp_of_glog
+
+MAX_PREFIXES = 6
+"""More launchers and collectors than that are not stacked on one another."""
+
+_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_GLOG = (
+    r"\[[EWIF](?:(?P<month>\d{1,2})(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d\.\d+))? "
+    r"(?P<file>[\w./-]+\.(?:cpp|cc|hpp|h|cu)):(?P<line>\d+)\] ?"
+)
+_MESSAGE = re.compile(_GLOG)
+_NAMELESS_GLOG = re.sub(r"\?P<\w+>", "?:", _GLOG)
+_STARTS = re.compile(rf"(?:\[rank\d+\]: ?)?{_NAMELESS_GLOG}|Traceback \(most recent call last\):")
+"""Where a message begins, wherever it stands in a line: bars and other ranks are glued in front of it."""
+_BAR = re.compile(r"(?P<label>[^|\r]*?)\s*(?P<percent>\d{1,3})%\|")
+_ELASTIC = re.compile(r"[EWI](?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d\.\d+) +\d+ [\w./-]+\.py:\d+\] ")
+
+_AFTER_HOST = r"(?=\[|Traceback|  |[A-Za-z_.]+(?:Error|Exception|Interrupt)\b)"
+"""What tells the name of a host before a message from any other word with a colon."""
+_PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("quote", re.compile(r"(?:> ?)+")),
+    ("rank", re.compile(r"\[rank:? ?(?P<rank>\d+)\]:? ?")),
+    ("mpi", re.compile(r"\[\d+,(?:mpirank:)?(?P<rank>\d+)(?:,[\w.-]+)?\]<std(?:err|out)>:")),
+    ("role", re.compile(r"\[(?P<label>[A-Za-z_]+(?P<local>\d+))\]:")),
+    ("ray", re.compile(r"\((?P<label>[\w.]+ pid=(?P<pid>\d+))(?:, ip=(?P<host>[\w.:-]+))?\) ?")),
+    ("collector", re.compile(r" *\|? ?\d{4}-\d\d-\d\d[T ][\d:.,]+Z?(?:[+-]\d\d:?\d\d)? (?:\| |std(?:err|out) [FP] )")),
+    ("compose", re.compile(r"(?P<label>[\w.-]+) +\| ?")),
+    ("pid", re.compile(r"\[(?P<label>(?P<pid>\d{2,7}))\] (?!is setting up)")),
+    ("host", re.compile(r"(?P<label>(?=[\w.-]*[\d-])(?![\w.]*Error\b)[A-Za-z][\w.-]*): " + _AFTER_HOST)),
+    ("task", re.compile(r" {0,4}(?P<task>\d{1,5}): ")),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One message line of one process."""
+
+    number: int
+    text: str
+    """Without prefixes; its own indentation is kept."""
+    rank: int | None = None
+    """Global rank, where the line itself or the launcher says it."""
+    local_rank: int | None = None
+    """Rank on its host, as a launcher writes it."""
+    task: int | None = None
+    """A number before the line, which may be that of a task; or part of what is said."""
+    label: str = ""
+    """What launchers and collectors wrote before it; lines of one process share it."""
+    pid: int | None = None
+    stamp: Stamp | None = None
+    source: str | None = None
+    """C++ file that logged it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A progress bar that was drawn on a line."""
+
+    number: int
+    label: str
+    percent: int
+
+
+def clean(data: bytes) -> str:
+    """Return a line as text without colours and control characters; carriage returns are kept."""
+    return _CONTROL.sub("", _ANSI.sub("", data.decode(errors="replace").replace("\r\r", "\r"))).rstrip("\r")
+
+
+def normalise(number: int, text: str) -> Iterator[Line]:
+    """Yield the messages in a line: usually one, more where several were glued together."""
+    for piece in text.split("\r"):
+        yield from _messages(number, piece)
+
+
+def bars_in(number: int, text: str) -> Iterator[Bar]:
+    """Yield the progress bars of a line that have a label."""
+    for piece in text.split("\r"):
+        found = _BAR.match(piece.lstrip())
+        if found and int(found["percent"]) <= 100 and found["label"].strip(" :"):
+            yield Bar(number=number, label=found["label"].strip(" :"), percent=int(found["percent"]))
+
+
+def _messages(number: int, piece: str) -> Iterator[Line]:
+    prefixes = _Prefixes(piece)
+    body = prefixes.rest
+    starts = [match.start() for match in _STARTS.finditer(body)]
+    if not starts or starts[0] > 0:
+        starts.insert(0, 0)
+    for start, end in zip(starts, [*starts[1:], len(body)], strict=True):
+        yield prefixes.line(number, body[start:end] if end == len(body) else body[start:end].rstrip())
+
+
+class _Prefixes:
+    """Takes off what stands before a message."""
+
+    def __init__(self, text: str) -> None:
+        self.rank: int | None = None
+        self.local_rank: int | None = None
+        self.task: int | None = None
+        self.pid: int | None = None
+        self.labels: list[str] = []
+        self.stamp: Stamp | None = None
+        self.rest = self._strip(text)
+
+    def line(self, number: int, text: str) -> Line:
+        """Return the message that stands behind the prefixes, which may begin with more of them."""
+        inner = _Prefixes(text) if text != self.rest else self
+        text, rank = inner.rest, inner.rank if inner.rank is not None else self.rank
+        stamp = inner.stamp or self.stamp
+        found = _MESSAGE.match(text)
+        source = None
+        if found:
+            text, source = text[found.end() :], found["file"]
+            stamp = stamp_of_glog(found["month"], found["day"], found["clock"]) or stamp
+        elif elastic := _ELASTIC.match(text):
+            text = text[elastic.end() :]
+            stamp = stamp_of_glog(elastic["month"], elastic["day"], elastic["clock"]) or stamp
+        return Line(
+            number=number,
+            text=text,
+            rank=rank,
+            local_rank=inner.local_rank if inner.local_rank is not None else self.local_rank,
+            task=inner.task if inner.task is not None else self.task,
+            label=" ".join(self.labels if inner is self else [*self.labels, *inner.labels]),
+            pid=inner.pid if inner.pid is not None else self.pid,
+            stamp=stamp or stamp_in(text),
+            source=source,
+        )
+
+    def _strip(self, text: str) -> str:
+        for _ in range(MAX_PREFIXES):
+            found = next(((kind, match) for kind, pattern in _PREFIXES if (match := pattern.match(text))), None)
+            if found is None:
+                break
+            kind, match = found
+            self._take(kind, match)
+            text = text[match.end() :]
+        return text
+
+    def _take(self, kind: str, match: re.Match[str]) -> None:
+        groups = match.groupdict()
+        if kind in ("rank", "mpi"):
+            self.rank = int(groups["rank"])
+        if kind == "collector":
+            self.stamp = stamp_in(match[0])
+        if groups.get("label"):
+            self.labels.append(str(groups["label"]))
+        if groups.get("local") is not None:
+            self.local_rank = int(str(groups["local"]))
+        if groups.get("task") is not None:
+            self.task = int(str(groups["task"]))
+        if groups.get("pid") is not None:
+            self.pid = int(str(groups["pid"]))

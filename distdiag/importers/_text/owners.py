@@ -1,0 +1,185 @@
+"""Which rank said what: from prefixes, processes, names of files, and what is left when all others are known."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from distdiag.importers._text.facts import (
+    CommunicatorRank,
+    Ended,
+    Issued,
+    Missed,
+    Passed,
+    Raised,
+    Restarted,
+    Role,
+    Said,
+    Speaker,
+    Torn,
+    Waited,
+    World,
+)
+from distdiag.importers._text.filenames import attempt_of, ranks_of
+from distdiag.importers._text.names import DEFAULT_GROUP
+from distdiag.importers._text.reader import Transcript
+
+MAX_LOCAL_RANKS = 8
+"""Jobs of more ranks span several hosts, so that the number of a device tells no rank."""
+_DEVICE = re.compile(r"\bGPU (\d+)\b")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """Something said, and by whom; None where that cannot be known."""
+
+    rank: int | None
+    attempt: int
+    said: Said
+
+
+@dataclass(slots=True, kw_only=True)
+class _Known:
+    """What all files together tell of who is who."""
+
+    files: Mapping[int, int]
+    """Rank by number of file, from its name."""
+    labels: dict[tuple[int, str], set[int]] = field(default_factory=dict)
+    tasks: dict[int, set[int]] = field(default_factory=dict)
+    """Ranks that lines with a task's number named."""
+    pids: dict[int, int] = field(default_factory=dict)
+    processes: dict[str, int] = field(default_factory=dict)
+    """Rank in the largest communicator by host and pid, as NCCL prints them."""
+
+
+def owned(transcripts: Sequence[Transcript]) -> list[Told]:
+    """Return everything said with its speaker, in the order of files and lines."""
+    paths = [transcript.path for transcript in transcripts]
+    known = _known(transcripts, paths)
+    told = [each for number, transcript in enumerate(transcripts) for each in _of_file(number, transcript, known)]
+    return list(_rest(told))
+
+
+def world_of(told: Iterable[Told]) -> int | None:
+    """Return the number of ranks of the job, as far as it is told."""
+    sizes = {each.said.what.size for each in told if isinstance(each.said.what, World | CommunicatorRank)}
+    ranks = {rank for each in told for rank in _ranks_in(each)}
+    return max([*sizes, *(rank + 1 for rank in ranks)], default=None)
+
+
+def _ranks_in(told: Told) -> Iterator[int]:
+    if told.rank is not None:
+        yield told.rank
+    if isinstance(told.said.what, Missed):
+        yield from told.said.what.ranks
+
+
+def _known(transcripts: Sequence[Transcript], paths: Sequence[Path]) -> _Known:
+    named = ranks_of(paths)
+    known = _Known(files={number: named[path] for number, path in enumerate(paths) if path in named})
+    sizes: dict[str, int] = {}
+    for number, transcript in enumerate(transcripts):
+        for label, ranks in transcript.ranks.items():
+            known.labels.setdefault((number, label), set()).update(ranks)
+        for said in transcript.said:
+            line, what = said.line, said.what
+            if line.rank is not None:
+                if line.task is not None:
+                    known.tasks.setdefault(line.task, set()).add(line.rank)
+                if line.pid is not None:
+                    known.pids[line.pid] = line.rank
+            if isinstance(what, Ended) and what.rank is not None and what.pid is not None:
+                known.pids[what.pid] = what.rank
+            if isinstance(what, CommunicatorRank) and what.size >= sizes.get(what.process, 0):
+                known.processes[what.process], sizes[what.process] = what.rank, what.size
+    return known
+
+
+def _of_file(number: int, transcript: Transcript, known: _Known) -> Iterator[Told]:
+    attempt = attempt_of(transcript.path)
+    speakers: dict[str, int] = {}
+    for said in transcript.said:
+        what = said.what
+        if isinstance(what, Speaker):
+            speakers[said.line.label] = what.rank
+            continue
+        if isinstance(what, Restarted):
+            attempt += 1
+            continue
+        rank = _named_in(said, known)
+        if rank is None:
+            rank = speakers.pop(said.line.label, None) if isinstance(what, Raised) else None
+        if rank is None:
+            rank = _told_by_surroundings(number, said, known)
+        yield Told(rank=rank, attempt=attempt, said=said)
+
+
+def _named_in(said: Said, known: _Known) -> int | None:
+    """Return the rank that a message is about."""
+    what = said.what
+    if isinstance(what, Ended):
+        return what.rank if what.rank is not None else known.pids.get(what.pid or -1)
+    if isinstance(what, Torn):
+        return known.pids.get(what.pid or -1)
+    if isinstance(what, Issued):
+        if what.rank is not None:
+            return what.rank
+        return known.processes.get(what.group.partition(" ")[0])
+    if isinstance(what, CommunicatorRank):
+        return known.processes.get(what.process)
+    by = what.by if isinstance(what, Missed | Passed) else None
+    return by if by is not None else said.line.rank
+
+
+def _told_by_surroundings(number: int, said: Said, known: _Known) -> int | None:
+    """Return the rank of the process that a message comes from, as prefixes, processes and names tell it."""
+    if isinstance(said.what, Ended | Torn):
+        return None  # a launcher's words
+    line = said.line
+    ranks = known.labels.get((number, line.label), set())
+    if len(ranks) == 1:
+        return next(iter(ranks))
+    if line.pid in known.pids:
+        return known.pids[line.pid or 0]
+    if not ranks and number in known.files:
+        return known.files[number]
+    if line.task is not None and all(named == {task} for task, named in known.tasks.items()):
+        return line.task
+    if isinstance(said.what, Waited):
+        tag = said.what.group
+        if tag is not None and tag.name == DEFAULT_GROUP:
+            return tag.rank
+        if tag is None and said.what.group_rank is not None:
+            return said.what.group_rank
+    return line.local_rank
+
+
+# ---- what nobody has signed -------------------------------------------------------------------------------------
+def _rest(told: Sequence[Told]) -> Iterator[Told]:
+    """Yield everything, exceptions that nobody signed with the rank that only can have raised them."""
+    ranks = {each.rank for each in told if each.rank is not None}
+    for each in told:
+        what = each.said.what
+        if each.rank is None and isinstance(what, Raised) and each.said.role is Role.INITIATING:
+            rank = 0 if not ranks else _raiser(what, told)
+            yield Told(rank=rank, attempt=each.attempt, said=each.said)
+        else:
+            yield each
+
+
+def _raiser(raised: Raised, told: Sequence[Told]) -> int | None:
+    """Return the rank whose launcher says that it failed first, whose device it names, or who alone did not wait."""
+    failed = [each for each in told if isinstance(each.said.what, Ended) and each.said.role is Role.INITIATING]
+    speaking = {each.rank for each in told if isinstance(each.said.what, Raised | Waited)}
+    first = {each.rank for each in failed if isinstance(each.said.what, Ended) and each.said.what.first}
+    for candidates in (first, {each.rank for each in failed}):
+        unsigned = {rank for rank in candidates if rank is not None} - speaking
+        if len(unsigned) == 1:
+            return unsigned.pop()
+    world = world_of(told) or 0
+    device = _DEVICE.search(raised.message)
+    if device and world <= MAX_LOCAL_RANKS and int(device[1]) not in speaking:
+        return int(device[1])
+    waited = {each.rank for each in told if isinstance(each.said.what, Waited)}
+    others = set(range(world)) - waited
+    return others.pop() if len(others) == 1 else None

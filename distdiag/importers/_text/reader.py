@@ -1,0 +1,195 @@
+"""One file of training output: what its lines say, message by message and process by process."""
+
+import re
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from distdiag.importers._text.facts import Block, Family, Role, Said, What
+from distdiag.importers._text.families import BLOCKS, FAMILIES, INTERESTING
+from distdiag.importers._text.lines import raw_lines
+from distdiag.importers._text.normalise import Bar, Line, bars_in, clean, normalise
+from distdiag.importers._text.times import Stamp
+
+MAX_SAID = 100_000
+"""Things said in one file that are kept: enough for a watchdog's lines of ten thousand ranks."""
+MAX_OPEN = 4096
+"""Processes of which a message of several lines may be open at once."""
+MAX_JOINED = 4
+"""A terminal of 80 columns breaks the longest message that is worth joining into so many more lines."""
+RECENT = 16
+"""Lines looked back for the last moment that was written."""
+
+Speaker = tuple[str, int | None, int | None]
+"""Lines with the same prefixes are one process's."""
+_ENDINGS = {family.name: re.compile(family.ending) for family in FAMILIES if family.ending}
+
+
+@dataclass(slots=True, kw_only=True)
+class Transcript:
+    """What a file says."""
+
+    path: Path
+    said: list[Said] = field(default_factory=list)
+    ranks: dict[str, set[int]] = field(default_factory=dict)
+    """Ranks that lines with the same prefix named."""
+    bar: Bar | None = None
+    """The last progress bar that was drawn."""
+    lines: int = 0
+    overflow: int = 0
+    """Things said that were too many to keep."""
+
+
+@dataclass(slots=True)
+class _Open:
+    block: Block
+    line: Line
+    stamp: Stamp | None
+
+
+@dataclass(slots=True)
+class _Broken:
+    """A message whose line ends before the message does."""
+
+    family: Family
+    line: Line
+    joined: int = 0
+
+
+def transcribe(path: Path, number: int) -> Transcript:
+    """Return what a file says; ``number`` tells it from the other files."""
+    return _Reader(path, number).read()
+
+
+class _Reader:
+    def __init__(self, path: Path, number: int) -> None:
+        self._transcript = Transcript(path=path)
+        self._number = number
+        self._blocks: dict[Speaker, _Open] = {}
+        self._broken: _Broken | None = None
+        self._skipped: deque[bytes] = deque(maxlen=RECENT)
+        self._stamp: Stamp | None = None
+
+    def read(self) -> Transcript:
+        for raw in raw_lines(self._transcript.path):
+            if self._blocks or self._broken or INTERESTING.search(raw.data):
+                self._take(raw.number, clean(raw.data))
+            else:
+                self._skipped.append(raw.data)
+            if b"%|" in raw.data:
+                for bar in bars_in(raw.number, clean(raw.data)):
+                    self._transcript.bar = bar
+            self._transcript.lines = raw.number
+        for speaker in list(self._blocks):
+            self._close(speaker)
+        self._join(None)
+        return self._transcript
+
+    def _take(self, number: int, text: str) -> None:
+        for line in normalise(number, text):
+            self._stamp = line.stamp or self._recent_stamp()
+            if line.rank is not None:
+                self._transcript.ranks.setdefault(line.label, set()).add(line.rank)
+            if not self._join(line):
+                self._single(line)
+            self._several(line)
+
+    def _recent_stamp(self) -> Stamp | None:
+        """Return the last moment that was written before a line that has none."""
+        while self._skipped:
+            for line in normalise(0, clean(self._skipped.pop())):
+                if line.stamp is not None:
+                    self._skipped.clear()
+                    return line.stamp
+        return self._stamp
+
+    # ---- messages of one line -----------------------------------------------------------------------------------
+    def _single(self, line: Line) -> None:
+        for family in FAMILIES:
+            if any(needle in line.text for needle in family.needles):
+                ending = _ENDINGS.get(family.name)
+                if ending is not None and not ending.search(line.text):
+                    self._broken = _Broken(family, line)
+                else:
+                    self._add(family.parse(line), family.role, line)
+
+    def _join(self, line: Line | None) -> bool:
+        """Join a line to the message that broke off before it; return whether it belonged to that."""
+        broken = self._broken
+        if broken is None:
+            return False
+        self._broken = None
+        if line is None or not _may_follow(line, broken.line):
+            self._add(broken.family.parse(broken.line), broken.family.role, broken.line)
+            return False
+        ending = _ENDINGS[broken.family.name]
+        texts = (broken.line.text + line.text, f"{broken.line.text} {line.text.strip()}")
+        whole = next((text for text in texts if ending.search(text)), None)
+        joined = replace(broken.line, text=whole or texts[0])
+        if whole is None and broken.joined + 1 < MAX_JOINED:
+            self._broken = _Broken(broken.family, joined, broken.joined + 1)
+        else:
+            self._add(broken.family.parse(joined), broken.family.role, joined)
+        return True
+
+    # ---- messages of several lines ------------------------------------------------------------------------------
+    def _several(self, line: Line) -> None:
+        speaker = _speaker(line)
+        if line.source is None and self._feed(speaker, line):
+            return
+        for family in BLOCKS:
+            if any(needle in line.text for needle in family.needles):
+                block = family.open(line)
+                if block is not None:
+                    self._close(speaker)
+                    self._blocks[speaker] = _Open(block, line, self._stamp)
+                    if len(self._blocks) > MAX_OPEN:
+                        self._close(next(iter(self._blocks)))
+                    return
+
+    def _feed(self, speaker: Speaker, line: Line) -> bool:
+        """Give a line to the open message of its process; return whether it belonged to that."""
+        opened = self._blocks.get(speaker)
+        if opened is not None:
+            if opened.block.feed(line):
+                return True
+            self._close(speaker)
+        if line.task is not None:
+            # The number may be no task's but part of a list that belongs to the message.
+            outer = self._blocks.get((line.label, line.rank, None))
+            return outer is not None and outer.block.feed(line)
+        return False
+
+    def _close(self, speaker: Speaker) -> None:
+        opened = self._blocks.pop(speaker, None)
+        if opened is not None:
+            for what, role in opened.block.close():
+                self._add((what,), role, opened.line, opened.stamp)
+
+    def _add(self, whats: Iterable[What], role: Role, line: Line, stamp: Stamp | None = None) -> None:
+        stamped = replace(line, stamp=line.stamp or stamp or self._stamp)
+        for what in whats:
+            if len(self._transcript.said) >= MAX_SAID:
+                self._transcript.overflow += 1
+            else:
+                self._transcript.said.append(Said(what=what, role=role, line=stamped, file=self._number))
+
+
+def _speaker(line: Line) -> Speaker:
+    return line.label, line.rank, line.task
+
+
+def _may_follow(line: Line, broken: Line) -> bool:
+    """Return whether a line may be the rest of one that broke off: it has no prefix, or the same."""
+    bare = not line.label and line.rank is None and line.source is None
+    return bare or (_speaker(line) == _speaker(broken) and line.source is None)
+
+
+def role_of_line(text: str) -> Role:
+    """Return what a single line is in the story."""
+    for line in normalise(1, clean(text.encode())):
+        for family in FAMILIES:
+            if any(needle in line.text for needle in family.needles):
+                return family.role
+    return Role.UNKNOWN

@@ -1,0 +1,98 @@
+"""What everybody said, as the records that each rank would have written."""
+
+from collections.abc import Iterator, Sequence
+
+from distdiag import events
+from distdiag.importers._contract import Imported
+from distdiag.importers._text.absences import tell_missed, tell_silence
+from distdiag.importers._text.endings import tell_ends, tell_errors
+from distdiag.importers._text.owners import Told
+from distdiag.importers._text.records import RankRecords
+from distdiag.importers._text.tales import Job, Tale
+from distdiag.importers._text.waiting import tell_failed_calls, tell_issued, tell_waits
+
+SOURCE = "stderr"
+RUN = "imported"
+HOST = "unknown"
+UNSIGNED = "unsigned"
+"""Where of an error whose rank is not known; it stands in the log of the first rank."""
+
+
+def imported(moments: Sequence[int], told: Sequence[Told]) -> Iterator[Imported]:
+    """Yield what was told, by attempt and rank."""
+    attempts: dict[int, list[tuple[int, Told]]] = {}
+    for moment, each in zip(moments, told, strict=True):
+        attempts.setdefault(each.attempt, []).append((moment, each))
+    for attempt, said in sorted(attempts.items()):
+        yield from _attempt(attempt, Job(said))
+
+
+def _attempt(attempt: int, job: Job) -> Iterator[Imported]:
+    tell_waits(job)
+    tell_issued(job)
+    tell_failed_calls(job)
+    tell_missed(job)
+    tell_errors(job)
+    tell_ends(job)
+    notes = tell_silence(job)
+    if job.unsigned and not job.tales:
+        job.tale(0)
+    first = min(job.tales, default=None)
+    for rank, tale in sorted(job.tales.items()):
+        records = _records(job, rank, tale, attempt)
+        if rank == first:
+            records += [_unsigned(fault) for fault in job.unsigned]
+            records += [
+                _remark(text, moment) for text, moment in {text: moment for moment, text in job.remarks}.items()
+            ]
+        yield Imported(rank=rank, attempt=attempt, events=records, notes=notes)
+
+
+def _unsigned(fault: events.Fault) -> events.Fault:
+    fault.where = UNSIGNED
+    return fault
+
+
+def _remark(text: str, moment: int) -> events.Fault:
+    return events.Fault(fault="warning", time_ns=moment, message=text, where="logged")
+
+
+def _records(job: Job, rank: int, tale: Tale, attempt: int) -> list[events.Event]:
+    records = RankRecords(_header(job, rank, tale, attempt))
+    for name in sorted({act.group for act in tale.acts} | _named_groups(tale)):
+        group = job.groups.record(name, job.first_ns)
+        if group is not None:
+            records.records.append(group)
+    for phase, begin_ns in tale.began_ns.items():
+        records.phase(
+            phase,
+            begin_ns=begin_ns,
+            end_ns=tale.ended_ns.get(phase),
+            came=tale.came.get(phase),
+            frames=tale.sites.get(phase, ()),
+        )
+    for act in sorted(tale.acts, key=lambda act: (act.start_ns, act.seq or 0)):
+        records.call(act)
+    records.records += sorted(tale.records, key=lambda record: getattr(record, "time_ns", 0))
+    return records.log
+
+
+def _named_groups(tale: Tale) -> set[str]:
+    return {record.group for record in tale.records if isinstance(record, events.Status)}
+
+
+def _header(job: Job, rank: int, tale: Tale, attempt: int) -> events.Header:
+    return events.Header(
+        schema=events.SCHEMA,
+        run=RUN,
+        attempt=attempt,
+        rank=rank,
+        world_size=job.groups.world,
+        host=HOST,
+        pid=tale.pid,
+        source=SOURCE,
+        wall_ns=job.first_ns,
+        monotonic_ns=job.first_ns,
+        stall_after_seconds=0.0,
+        max_bytes=0,
+    )

@@ -1,0 +1,148 @@
+"""The operations that ranks say they were in: time-outs, failed calls of Python, fingerprints, NCCL's own lines."""
+
+import re
+from collections.abc import Iterator
+
+from distdiag import events
+from distdiag.importers._text.facts import CallSite, CommunicatorRank, Issued, Progress, Raised, Role, Waited
+from distdiag.importers._text.frames import BACKWARD, UNKNOWN, creation_in, operation_in
+from distdiag.importers._text.names import DEFAULT_GROUP, GROUP_UNKNOWN
+from distdiag.importers._text.tales import MILLISECOND_NS, Act, Job, Tale
+
+_LIMIT = re.compile(r"(?:waiting|after|in) (\d+) ?ms")
+
+
+def tell_waits(job: Job) -> None:
+    """Add the collectives that gave up, each once however often it is repeated, with the lines that issued them."""
+    for moment, told in job.told:
+        what = told.said.what
+        if told.rank is None:
+            continue
+        if isinstance(what, Waited):
+            _waited(job, told.rank, what, moment)
+        elif isinstance(what, CallSite):
+            _site(job.tale(told.rank), tuple(reversed(what.frames)))
+        elif isinstance(what, Progress):
+            job.tale(told.rank).records.append(
+                events.Status(
+                    group=job.groups.name(what.group),
+                    time_ns=moment,
+                    last_enqueued=what.enqueued,
+                    last_completed=what.completed,
+                )
+            )
+
+
+def _waited(job: Job, rank: int, what: Waited, moment: int) -> None:
+    tale, group = job.tale(rank), job.groups.name(what.group)
+    if any((act.group, act.seq, act.op) == (group, what.seq, what.op) for act in tale.acts):
+        return
+    lasted = what.lasted_ms if what.lasted_ms is not None else what.timeout_ms or 0
+    tale.acts.append(
+        Act(
+            op=what.op,
+            group=group,
+            seq=what.seq,
+            start_ns=moment - lasted * MILLISECOND_NS,
+            end_ns=moment,
+            error=f"collective operation timeout: the watchdog saw it run for {lasted} ms",
+            shapes=((what.numel,),) if what.numel is not None else (),
+        )
+    )
+
+
+def _site(tale: Tale, frames: tuple[str, ...]) -> None:
+    for act in reversed(tale.acts):
+        if not act.frames:
+            act.frames = frames
+            return
+
+
+def tell_failed_calls(job: Job) -> None:
+    """Add the calls whose failure came up as an exception that others caused."""
+    for moment, told in job.told:
+        what = told.said.what
+        if told.rank is None or not isinstance(what, Raised) or told.said.role is not Role.CASCADE or what.fatal:
+            continue
+        limit = _LIMIT.search(what.message)
+        start_ns = moment - int(limit[1]) * MILLISECOND_NS if limit else moment
+        creation = creation_in(what.frames)
+        if creation is not None:
+            _fail_creation(job.tale(told.rank), creation, start_ns, moment, what.frames)
+        else:
+            _fail_call(job.tale(told.rank), what, start_ns, moment)
+
+
+def _fail_creation(tale: Tale, phase: str, begin_ns: int, end_ns: int, frames: tuple[str, ...]) -> None:
+    tale.began_ns[phase] = min(begin_ns, tale.began_ns.get(phase, begin_ns))
+    tale.sites.setdefault(phase, frames)
+    tale.ended_ns.setdefault(phase, end_ns)
+
+
+def _fail_call(tale: Tale, raised: Raised, start_ns: int, end_ns: int) -> None:
+    op = operation_in(raised.frames) or UNKNOWN
+    for act in tale.acts:
+        if op in (act.op, UNKNOWN, BACKWARD) and act.error is not None:
+            # Its time-out was told already; this is the same wait, seen from Python.
+            act.frames = act.frames or raised.frames
+            return
+    tale.acts.append(
+        Act(
+            op=op,
+            group=GROUP_UNKNOWN,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            error=f"{raised.type}: {raised.message}",
+            frames=raised.frames,
+        )
+    )
+
+
+def tell_issued(job: Job) -> None:
+    """Add the collectives that were issued; of each rank and group all but the last have ended."""
+    known = dict(_communicators(job))
+    for moment, told in job.told:
+        what = told.said.what
+        if told.rank is None or not isinstance(what, Issued):
+            continue
+        name, size = known.get(what.group, (what.group or DEFAULT_GROUP, what.size))
+        tale = job.tale(told.rank)
+        job.groups.add(name, told.rank, size=size)
+        same = [act for act in tale.acts if act.group == name]
+        if any((act.seq, act.op, act.shapes) == (what.seq, what.op, what.shapes) for act in same):
+            continue
+        if same and same[-1].end_ns is None:
+            same[-1].end_ns = moment
+        tale.acts.append(
+            Act(
+                op=what.op,
+                group=name,
+                seq=what.seq,
+                start_ns=moment,
+                end_ns=moment if what.failed else None,
+                error="Detected mismatch between collectives on ranks" if what.failed else None,
+                shapes=what.shapes,
+                dtype=what.dtype,
+                root=what.root,
+                reduce_op=what.reduce_op,
+            )
+        )
+    _put_sites_on_mismatches(job)
+
+
+def _put_sites_on_mismatches(job: Job) -> None:
+    for _, told in job.told:
+        what = told.said.what
+        if told.rank in job.tales and isinstance(what, Raised) and "Detected mismatch" in what.message:
+            _site(job.tales[told.rank], what.frames)
+
+
+def _communicators(job: Job) -> Iterator[tuple[str, tuple[str, int]]]:
+    """Yield the name that all members of a communicator share: its identity, else its size and turn."""
+    turns: dict[tuple[str, int], int] = {}
+    for _, told in job.told:
+        what = told.said.what
+        if isinstance(what, CommunicatorRank):
+            turn = turns[what.process, what.size] = turns.get((what.process, what.size), 0) + 1
+            name = what.identity or f"communicator {turn} of {what.size} ranks"
+            yield what.communicator, (name, what.size)
