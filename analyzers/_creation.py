@@ -1,6 +1,6 @@
 """Group lists: every rank has to ask for the same groups in the same order, whether or not it is a member."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from distdiag.analyzers._paths import Frames
@@ -27,6 +27,8 @@ class GroupLists:
     index: int
     lists: Mapping[int, Asked]
     """What each rank asked for there."""
+    without: tuple[int, ...]
+    """Ranks that ended without having asked for a group there."""
     odd: tuple[int, ...]
     """The strict minority, empty at a tie."""
     left_out: bool
@@ -46,27 +48,34 @@ def asked_by_rank(run: Run) -> Mapping[int, Sequence[Asked]]:
     return asked
 
 
-def differing_lists(asked: Mapping[int, Sequence[Asked]]) -> GroupLists | None:
-    """Return where the lists first differ, None where each is the beginning of the longest."""
+def differing_lists(asked: Mapping[int, Sequence[Asked]], complete: Collection[int] = ()) -> GroupLists | None:
+    """Return where the lists first differ, None where each is the beginning of the longest.
+
+    The list of a rank in ``complete`` did not merely end early: what is not on it was never asked for.
+    """
     for index in range(max((len(groups) for groups in asked.values()), default=0)):
         here = {rank: groups[index] for rank, groups in asked.items() if len(groups) > index}
-        if len({each.ranks for each in here.values()}) > 1:
-            return _lists(index, here, asked)
+        without = [rank for rank in complete if len(asked[rank]) <= index]
+        if without or len({each.ranks for each in here.values()}) > 1:
+            return _lists(index, here, without, asked)
     return None
 
 
-def _lists(index: int, here: Mapping[int, Asked], asked: Mapping[int, Sequence[Asked]]) -> GroupLists:
-    votes: dict[tuple[int, ...], list[int]] = {}
+def _lists(
+    index: int, here: Mapping[int, Asked], without: Sequence[int], asked: Mapping[int, Sequence[Asked]]
+) -> GroupLists:
+    votes: dict[tuple[int, ...] | None, list[int]] = {None: list(without)} if without else {}
     for rank, each in here.items():
         votes.setdefault(each.ranks, []).append(rank)
     majority = max(votes.values(), key=len)
-    decided = 2 * len(majority) > len(here)
-    odd = tuple(sorted(set(here) - set(majority))) if decided else ()
+    voters = set(here) | set(without)
+    odd = tuple(sorted(voters - set(majority))) if 2 * len(majority) > len(voters) else ()
     later = {each.ranks for rank in majority for each in asked[rank][index + 1 :]}
     return GroupLists(
         index=index,
         lists=here,
+        without=tuple(sorted(without)),
         odd=odd,
-        left_out=bool(odd) and all(here[rank].ranks in later for rank in odd),
+        left_out=bool(odd) and all(rank in without or here[rank].ranks in later for rank in odd),
         time_ns=max(each.time_ns for each in here.values()),
     )

@@ -5,7 +5,7 @@ causes. Only where there is none of them does the wait-for graph speak: it says 
 """
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -15,7 +15,7 @@ from distdiag.analyzers._deaths import Death, deaths_of
 from distdiag.analyzers._divergence import Divergence, divergence_of
 from distdiag.analyzers._incident import Disagreement, Incident
 from distdiag.analyzers._issued import group_name
-from distdiag.analyzers._lives import End, lives_of
+from distdiag.analyzers._lives import End, Life, lives_of
 from distdiag.analyzers._memory import ran_out_of_memory
 from distdiag.analyzers._naming import Name, name_of, sites_of
 from distdiag.analyzers._paths import location, own_line
@@ -55,7 +55,7 @@ def investigate(run: Run) -> Investigation:
     in_trouble = bool(waits) or any(life.in_trouble for life in lives.values())
     collectives = collectives_of(run, lives)
     found = [
-        *_group_lists(run, stuck),
+        *_group_lists(run, lives, stuck),
         *_disagreements(run, collectives, stuck, in_trouble=in_trouble),
         *_splits(run, collectives, stuck),
         *_deaths(run, deaths_of(run, lives, blocked_since(blocked)), stuck),
@@ -78,8 +78,9 @@ def _is_weak(incident: Incident) -> bool:
 
 
 # ---- lists of groups --------------------------------------------------------------------------------------------
-def _group_lists(run: Run, stuck: frozenset[int]) -> Iterator[Incident]:
-    lists = differing_lists(asked_by_rank(run))
+def _group_lists(run: Run, lives: Mapping[int, Life], stuck: frozenset[int]) -> Iterator[Incident]:
+    complete = [rank for rank, life in lives.items() if not life.in_trouble]
+    lists = differing_lists(asked_by_rank(run), complete)
     if lists is None:
         return
     sites = {rank: location(each.path[-1]) for rank, each in lists.lists.items() if each.path}
@@ -92,7 +93,7 @@ def _group_lists(run: Run, stuck: frozenset[int]) -> Iterator[Incident]:
         victims=tuple(sorted(stuck - set(lists.odd))),
         seq=lists.index,
         op="new_group",
-        step=lists.lists[blamed[0]].step,
+        step=next((lists.lists[rank].step for rank in blamed if rank in lists.lists), None),
         site=sites.get(blamed[0]) if lists.odd or len(set(sites.values())) == 1 else None,
         sites=sites,
         evidence=_list_evidence(lists),

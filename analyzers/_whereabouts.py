@@ -10,8 +10,8 @@ from distdiag.analyzers._paths import Frames, location
 from distdiag.analyzers._rows import newest
 from distdiag.run import Run
 
-SILENCE_NS = 5 * SECOND_NS
-"""Pulses come each second; a process that gives none for so long was frozen or gone."""
+SILENCE_NS = 3 * SECOND_NS
+"""Pulses come each second; a process that gave none for so long, and none after, was frozen or gone."""
 OWN_PHASES = frozenset({"init_process_group", "new_group", "split_group", "destroy_process_group"})
 """Phases that recording itself makes; all others are the user's."""
 WORDS_OF_CAUSES = (

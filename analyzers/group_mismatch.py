@@ -36,7 +36,11 @@ def _summary(incident: Incident, lists: GroupLists) -> str:
     asked: dict[tuple[int, ...], list[int]] = {}
     for rank, each in sorted(lists.lists.items()):
         asked.setdefault(each.ranks, []).append(rank)
-    sides = "; ".join(f"{named(ranks)} asked for [{fold(members)}]" for members, ranks in asked.items())
+    if lists.without:
+        asked[()] = list(lists.without)
+    sides = "; ".join(
+        f"{named(ranks)} asked for {f'[{fold(members)}]' if members else 'none'}" for members, ranks in asked.items()
+    )
     if lists.left_out:
         return f"{named(lists.odd)} left out new_group number {lists.index}{incident.at_step}\n{sides}."
     return f"new_group number {lists.index} was not the same on all ranks{incident.at_step}\n{sides}."

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from distdiag.analyzers._incident import Incident
 from distdiag.analyzers._investigation import investigate
-from distdiag.analyzers._wording import named
+from distdiag.analyzers._wording import named, verb
 from distdiag.findings import Finding
 from distdiag.run import Run
 
@@ -32,8 +32,9 @@ def analyze(run: Run) -> Iterator[Finding]:
 
 def _summary(incident: Incident) -> str:
     who = named(incident.culprits)
+    need = verb(incident.victims, "needs", "need")
     return (
-        f"{who} did not post the other side of a message that {named(incident.victims)} needs{incident.at_step}\n"
+        f"{who} did not post the other side of a message that {named(incident.victims)} {need}{incident.at_step}\n"
         f"{'; '.join(incident.evidence[:2])}. Whether {who} forgot it or the other posted one too many is not known."
     )
 

@@ -77,6 +77,8 @@ def _action(incident: Incident, disagreement: Disagreement) -> tuple[str, ...]:
     kind = disagreement.named.kind
     line = _line(incident)
     who = named(incident.culprits) if incident.culprits else "one side"
+    if not incident.culprits and incident.sites:
+        line = " and ".join(sorted({short(site) for site in incident.sites.values()}))
     if kind is Kind.LEFT_OUT:
         first = f"see why {who} does not come to {line}: an early return, a local condition, a missing key or module"
     else:

@@ -1,0 +1,196 @@
+"""Operations queued on devices: a host runs ahead, so what it has issued is not what its device has reached.
+
+A device works off what its host issues, so a rank's device is at the rank's first unfinished operation, and whatever
+stands behind it there is not the reason. Such a head waits for the members whose hosts have not issued the operation
+and for those whose devices are still at an earlier one. A head that the peers have completed, and more after it, waits
+for nobody: without that rank's device they could not have; it stopped in the middle.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from distdiag.analyzers._channels import Message, Messages
+from distdiag.analyzers._lives import Life
+from distdiag.analyzers._progress import Progress
+from distdiag.analyzers._rows import records, whole
+from distdiag.analyzers._waitfor import Wait, WaitKind
+from distdiag.run import Run
+
+HOST = "cpu"
+"""Operations on it hold the thread that issued them."""
+FREE_RUNNING = frozenset({"broadcast", "reduce", "gather", "scatter"})
+"""Ops that some members may complete although the devices of others never came."""
+BEHIND = 2
+"""Logs of different ranks end at different moments, so one operation fewer may be no more than an older log."""
+BRIEF_NS = 3_000_000_000
+"""A device that is behind for less is on its way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The operation that one rank's device is at."""
+
+    rank: int
+    call: int
+    group: str
+    seq: int
+    op: str
+    p2p: bool
+    members: tuple[int, ...]
+    since_ns: int
+    given_up_ns: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halted:
+    """A device that stopped in an operation which its peers completed."""
+
+    head: Head
+    completed_by: tuple[int, ...]
+    behind: int
+    """How many collectives of the group the peers completed that this rank did not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queues:
+    """Where the devices of all ranks are."""
+
+    heads: Mapping[int, Head]
+    halted: tuple[Halted, ...]
+    waits: tuple[Wait, ...]
+
+
+def is_queued(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Return which calls run on a device and leave their thread free."""
+    return np.asarray(calls["device"] != HOST) & ~calls["captured"].to_numpy()
+
+
+def queues_of(run: Run, lives: Mapping[int, Life]) -> Queues:
+    """Return where the devices are, and whom each of them waits for."""
+    queued = run.calls[is_queued(run.calls)]
+    progress = Progress(run, queued)
+    unfinished = progress.unfinished()
+    if unfinished.empty:
+        return Queues(heads={}, halted=(), waits=())
+    first = unfinished.sort_values("call", kind="stable").drop_duplicates("rank")
+    heads = {head.rank: head for head in map(_head, records(first))}
+    halted = tuple(found for head in heads.values() if (found := _halted(run, lives, progress, head)) is not None)
+    stuck = {each.head.rank for each in halted}
+    waits = (
+        *_collectives(run, progress, heads, stuck),
+        *_messages(run, Messages(queued), unfinished, heads, stuck),
+    )
+    return Queues(heads=heads, halted=halted, waits=waits)
+
+
+def _head(row: Any) -> Head:
+    return Head(
+        rank=int(row.rank),
+        call=int(row.call),
+        group=str(row.group_key),
+        seq=int(row.seq),
+        op=str(row.op),
+        p2p=bool(row.p2p),
+        members=row.members or (),
+        since_ns=int(row.start_ns),
+        given_up_ns=whole(row.end_ns) if row.failed else None,
+    )
+
+
+def _halted(run: Run, lives: Mapping[int, Life], progress: Progress, head: Head) -> Halted | None:
+    """Return a head that peers went past, by more than their logs may differ."""
+    if head.p2p or head.op in FREE_RUNNING:
+        return None
+    completed = {
+        peer: done
+        for peer in head.members
+        if peer != head.rank and (done := progress.completed(head.group, peer)) is not None and done >= head.seq
+    }
+    if not completed:
+        return None
+    behind = max(completed.values()) - head.seq + 1
+    watched_ns = lives[head.rank].watched_ns
+    if watched_ns - head.since_ns < BRIEF_NS or (behind < BEHIND and not _long_past(progress, head, watched_ns)):
+        return None
+    return Halted(head=head, completed_by=tuple(sorted(completed)), behind=behind)
+
+
+def _long_past(progress: Progress, head: Head, watched_ns: int) -> bool:
+    """Return whether peers completed a head long before this rank's log ends."""
+    end_ns = progress.ended_ns(head.group, head.seq)
+    return end_ns is not None and watched_ns - end_ns >= BRIEF_NS
+
+
+# ---- collectives ------------------------------------------------------------------------------------------------
+def _collectives(
+    run: Run, progress: Progress, heads: Mapping[int, Head], stuck: set[int]
+) -> Iterator[Wait]:
+    at: dict[tuple[str, int], list[Head]] = {}
+    for head in heads.values():
+        if not head.p2p and head.rank not in stuck:
+            at.setdefault((head.group, head.seq), []).append(head)
+    logged = frozenset(run.ranks)
+    for (group, seq), waiting in sorted(at.items()):
+        members = waiting[0].members
+        done = [peer for peer in members if (progress.completed(group, peer) or 0) >= seq]
+        if done and waiting[0].op not in FREE_RUNNING:
+            continue  # some logs are newer than others
+        given_up = [head.given_up_ns for head in waiting if head.given_up_ns is not None]
+        waiters = frozenset(head.rank for head in waiting)
+        came = {peer: progress.issued(group, peer, seq, min(given_up, default=None)) for peer in members}
+        absent = {peer for peer in members if came[peer] is False or (came[peer] and peer not in waiters)}
+        unknown = {peer for peer in members if came[peer] is None}
+        yield Wait(
+            kind=WaitKind.COLLECTIVE,
+            group=group,
+            number=seq,
+            waiters=waiters,
+            absent=frozenset(absent) & logged - set(done),
+            unknown=(frozenset(unknown) | (frozenset(members) - logged)) - set(done) - waiters,
+            since_ns=min(head.since_ns for head in waiting),
+            given_up_ns=min(given_up, default=None),
+        )
+
+
+# ---- point to point ---------------------------------------------------------------------------------------------
+def _messages(
+    run: Run, messages: Messages, unfinished: pd.DataFrame, heads: Mapping[int, Head], stuck: set[int]
+) -> Iterator[Wait]:
+    logged = frozenset(run.ranks)
+    for message in messages.at_head(unfinished, heads):
+        if message.rank in stuck:
+            continue
+        partner = message.partner
+        absent = frozenset() if partner is None or _at_same(messages, message, heads) else frozenset({partner})
+        yield Wait(
+            kind=WaitKind.POINT_TO_POINT,
+            group=message.group,
+            number=message.seq,
+            waiters=frozenset({message.rank}),
+            absent=absent & logged,
+            unknown=absent - logged,
+            since_ns=message.start_ns,
+            given_up_ns=message.given_up_ns,
+            any_of=partner is None,
+        )
+
+
+def _at_same(messages: Messages, message: Message, heads: Mapping[int, Head]) -> bool:
+    """Return whether the partner's device is at the other half of a message."""
+    other = messages.other_half(message)
+    if other is None or message.partner not in heads:
+        return other is not None
+    head = heads[message.partner]
+    return other.call == head.call or other.batch_first == head.call
+
+
+__all__ = ["Head", "Halted", "Queues", "is_queued", "queues_of"]
+
+
+def _unused(_: Sequence[int]) -> None:
+    return None
