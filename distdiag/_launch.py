@@ -107,13 +107,7 @@ def choose(processes: Sequence[Process]) -> Launch:
     if not known:
         return Launch(members={}, unsupported=unsupported, nameless=nameless)
     newest = max(known, key=lambda process: (process.start_ns, process.stem))
-    claims: dict[int, list[Process]] = {}
-    others: set[str] = set()
-    for process in sorted(known, key=lambda process: (process.start_ns, process.attempt)):
-        if process.run in (newest.run, None) or newest.run is None:
-            claims.setdefault(process.rank or 0, []).append(process)
-        else:
-            others.add(process.run or "")
+    claims, others = _claims(known, newest)
     members: dict[int, Process] = {}
     doubled: dict[int, tuple[int, ...]] = {}
     older: set[int] = set()
@@ -136,6 +130,18 @@ def choose(processes: Sequence[Process]) -> Launch:
         unsupported=unsupported,
         nameless=nameless,
     )
+
+
+def _claims(known: Sequence[Process], newest: Process) -> tuple[dict[int, list[Process]], set[str]]:
+    """Return the processes of the newest launch's name by rank, the first one first, and the other names."""
+    claims: dict[int, list[Process]] = {}
+    others: set[str] = set()
+    for process in sorted(known, key=lambda process: (process.start_ns, process.attempt)):
+        if process.run in (newest.run, None) or newest.run is None:
+            claims.setdefault(process.rank or 0, []).append(process)
+        else:
+            others.add(process.run or "")
+    return claims, others
 
 
 def _belongs(process: Process, newest: Process) -> bool:

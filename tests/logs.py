@@ -139,10 +139,7 @@ class RankLog:
         ``signature`` takes the other fields of ``events.Signature``: root, peer, tag, module, input_splits …
         """
         number = self._signature(op, site, group, shape, dtype, p2p, signature)
-        agree, path_digest = self._digests[number]
-        sequence = self._sequences[group, p2p] = self._sequences.get((group, p2p), 0) + 1
-        chain, path_chain = self._chains.get(group, (0, 0))
-        self._chains[group] = zlib.crc32(b"%d" % agree, chain), zlib.crc32(b"%d" % path_digest, path_chain)
+        sequence, chain, path_chain = self._counted(number, group, p2p)
         self.calls += 1
         self.add(
             events.Call(
@@ -154,8 +151,8 @@ class RankLog:
                 backwards=self.backwards,
                 phase=self.phase,
                 start_ns=self.now_ns,
-                chain=self._chains[group][0],
-                path_chain=self._chains[group][1],
+                chain=chain,
+                path_chain=path_chain,
                 contended=contended,
                 handling=handling,
             )
@@ -345,6 +342,14 @@ class RankLog:
                 )
             )
         return self._signatures[key]
+
+    def _counted(self, signature: int, group: str, p2p: bool) -> tuple[int, int, int]:
+        """Return sequence number, chain and path chain of the next call."""
+        agree, path_digest = self._digests[signature]
+        self._sequences[group, p2p] = self._sequences.get((group, p2p), 0) + 1
+        chain, path_chain = self._chains.get(group, (0, 0))
+        self._chains[group] = zlib.crc32(b"%d" % agree, chain), zlib.crc32(b"%d" % path_digest, path_chain)
+        return self._sequences[group, p2p], *self._chains[group]
 
     def _first_call_ns(self, otherwise: int) -> int:
         return next((r.start_ns for r in self.records if isinstance(r, events.Call)), otherwise)
