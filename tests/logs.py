@@ -72,7 +72,6 @@ class RankLog:
         if logs.default_group:
             self.group(WORLD, range(logs.world_size), description="default_pg")
 
-    # ---- time and place ---------------------------------------------------------------------------------------
     def add(self, *records: events.Event) -> Self:
         """Append records as they are."""
         self.records += records
@@ -95,13 +94,12 @@ class RankLog:
 
     def path(self, site: Site) -> int:
         """Return the number of a call site, writing it at first sight."""
-        frames = (site,) if isinstance(site, str) else tuple(site)
+        frames = tuple(_frames(site))
         if frames not in self._paths:
             self._paths[frames] = len(self._paths) + 1
             self.add(events.Path(path=self._paths[frames], frames=list(frames)))
         return self._paths[frames]
 
-    # ---- groups and calls -------------------------------------------------------------------------------------
     def group(
         self, name: str, ranks: Sequence[int], *, description: str = "", timeout_seconds: float | None = 600.0
     ) -> Self:
@@ -136,16 +134,16 @@ class RankLog:
     ) -> int:
         """Issue a call and, unless it is pending, let it end; return its number.
 
-        ``signature`` takes the other fields of ``events.Signature``: root, peer, tag, module, input_splits …
+        ``signature`` takes more fields of ``events.Signature``: root, peer, tag, module, input_splits …
         """
         number = self._signature(op, site, group, shape, dtype, p2p, signature)
-        sequence, chain, path_chain = self._counted(number, group, p2p)
+        seq, chain, path_chain = self._counted(number, group, p2p)
         self.calls += 1
         self.add(
             events.Call(
                 call=self.calls,
                 signature=number,
-                seq=sequence,
+                seq=seq,
                 step=self.step,
                 forwards=self.forwards,
                 backwards=self.backwards,
@@ -157,9 +155,7 @@ class RankLog:
                 handling=handling,
             )
         )
-        if not pending:
-            self.done(self.calls, seconds=seconds, error=error)
-        return self.calls
+        return self.calls if pending else self.done(self.calls, seconds=seconds, error=error).calls
 
     def done(self, call: int, *, seconds: float = 0.0, error: str | None = None, clock: str = "wait") -> Self:
         """End a call that was pending, with an error if one is given."""
@@ -190,7 +186,6 @@ class RankLog:
         """Issue a receive from a global rank, or from any."""
         return self.call("recv", site, p2p=True, peer=peer, **{"tag": 0, **options})
 
-    # ---- the training loop --------------------------------------------------------------------------------------
     def end_step(self, *, facts: dict[str, Any] | None = None, seconds: float = 0.01, **durations_ns: Any) -> Self:
         """End the step the rank is in; ``durations_ns`` takes ``data_ns``, ``forward_ns`` …"""
         self.sleep(seconds)
@@ -253,7 +248,6 @@ class RankLog:
         self.batch(site, pending=True)
         return self.pulses(site, seconds=seconds, activity="data-loading")
 
-    # ---- signs of life, and the end -------------------------------------------------------------------------------
     def pulse(self, site: Site | None = None, *, activity: str | None = None, waiting: Sequence[int] = ()) -> Self:
         """Give a sign of life."""
         path = None if site is None else self.path(site)
@@ -289,7 +283,7 @@ class RankLog:
         self, type: str, message: str = "", site: Site | None = None, *, where: str = "uncaught", **fields: Any
     ) -> Self:
         """Raise an exception; ``fault="out-of-memory"`` for one of that kind."""
-        frames = [] if site is None else [site] if isinstance(site, str) else list(site)
+        frames = _frames(site)
         record = {"fault": "exception", "frames": frames, **fields}
         path = None if site is None else self.path(site)
         return self.add(
@@ -306,7 +300,6 @@ class RankLog:
         """Return the text of the log."""
         return b"".join(events.encode(record) for record in self.records)
 
-    # ---- interning ------------------------------------------------------------------------------------------------
     def _signature(
         self,
         op: str,
@@ -346,10 +339,10 @@ class RankLog:
     def _counted(self, signature: int, group: str, p2p: bool) -> tuple[int, int, int]:
         """Return sequence number, chain and path chain of the next call."""
         agree, path_digest = self._digests[signature]
-        self._sequences[group, p2p] = self._sequences.get((group, p2p), 0) + 1
+        sequence = self._sequences[group, p2p] = self._sequences.get((group, p2p), 0) + 1
         chain, path_chain = self._chains.get(group, (0, 0))
         self._chains[group] = zlib.crc32(b"%d" % agree, chain), zlib.crc32(b"%d" % path_digest, path_chain)
-        return self._sequences[group, p2p], *self._chains[group]
+        return sequence, *self._chains[group]
 
     def _first_call_ns(self, otherwise: int) -> int:
         return next((r.start_ns for r in self.records if isinstance(r, events.Call)), otherwise)
@@ -400,3 +393,7 @@ class Logs:
     def load(self, directory: FilePath, *, without: Sequence[int] = ()) -> Run:
         """Write the logs and read them back as a run."""
         return load(self.write(directory, without=without))
+
+
+def _frames(site: Site | None) -> list[str]:
+    return [] if site is None else [site] if isinstance(site, str) else list(site)
