@@ -46,6 +46,8 @@ def install(
         if _active() is None:
             from distdiag.hooks import Installed
 
+            if _installed is not None:
+                _installed.remove()  # what this process inherited from the one that forked it
             _installed = Installed(settings.resolve(directory, stall_after=stall_after, max_bytes=max_bytes))
 
 
@@ -53,7 +55,7 @@ def uninstall() -> None:
     """End recording and take every hook off; nothing stays patched."""
     global _installed
     with _lock:
-        installed, _installed = _active(), None
+        installed, _installed = _installed, None
         if installed is not None:
             installed.remove()
 

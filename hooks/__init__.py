@@ -6,7 +6,6 @@ A hook module has ``install(recorder) -> Undo``. To add one, write the module an
 if __name__ != "distdiag.hooks":
     raise ImportError("these modules belong to distdiag: import distdiag.hooks")
 
-import atexit
 import os
 from typing import Protocol
 
@@ -68,17 +67,18 @@ class Installed:
                 undos.append(hook.install(self.recorder))
         self._undo = together(undos)
         # Hooks' threads must end before the interpreter does: as plain daemons they abort healthy exits.
-        atexit.register(self._leave)
+        self._forget_end = exits.when_ending(self.recorder, self._leave)
 
     def remove(self) -> None:
-        """Take every hook off and close the log; only the process that installed them can."""
-        atexit.unregister(self._leave)
+        """Take every hook off and close the log; a forked child takes them off for itself alone."""
+        self._forget_end()
         if os.getpid() != self.recorder.pid:
-            return
+            self.recorder.flights.clear()  # the parent will learn of their ends
         with guard("remove the hooks"):
             self._undo()
         self.recorder.journal.close()
 
     def _leave(self) -> None:
-        self.recorder.exiting = True
-        self.remove()
+        if os.getpid() == self.recorder.pid:
+            self.recorder.exiting = True
+            self.remove()

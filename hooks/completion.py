@@ -98,9 +98,11 @@ class Reaper:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread, join it and write what is left."""
+        """Stop the thread, join it and write what is left; a forked child has neither."""
+        if not self._thread.is_alive():
+            return
         self._stopped.set()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+        if threading.current_thread() is not self._thread:
             self._thread.join(timeout=2.0)
         with guard("write the last ends"):
             self.poll("poll")

@@ -1,19 +1,25 @@
 """Watches how the process ends: orderly, by ``os._exit``, by a fatal signal, or without a word."""
 
+import atexit
 import faulthandler
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 from distdiag import events
 from distdiag.errors import guard
+from distdiag.hooks._forks import around_forks
 from distdiag.hooks._patch import Undo, replace, together
+from distdiag.hooks.exceptions import record_exception
 from distdiag.journal import within_patience
 from distdiag.recorder import Recorder
 
 CRASH_ENDING = ".crash.txt"
+LAST = -1
+"""Priority of what multiprocessing runs after all that users gave a priority of their own."""
 
 
 def install(recorder: Recorder) -> Undo:
@@ -61,16 +67,52 @@ def _watch_signals(recorder: Recorder) -> Undo:
 
     recorder.renamed = rename
 
-    def undo() -> None:
+    def let_go() -> None:
+        recorder.crash_file = None
         faulthandler.unregister(signal.SIGTERM)
         if not owned_by_user:
             faulthandler.disable()
-        recorder.crash_file = None
+
+    forget = around_forks(after_in_child=let_go)
+
+    def undo() -> None:
+        forget()
+        let_go()
         file.close()
-        if path.exists() and path.stat().st_size == 0:
+        if os.getpid() == recorder.pid and path.exists() and path.stat().st_size == 0:
             path.unlink()
 
     return undo
+
+
+def when_ending(recorder: Recorder, leave: Callable[[], None]) -> Undo:
+    """Run ``leave`` at the orderly end of the process, also of one that multiprocessing started.
+
+    That one never tells ``sys.excepthook`` what it died of, and a forked one skips the interpreter's own exit.
+    """
+    atexit.register(leave)
+    forget: Undo = lambda: None  # noqa: E731
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        from multiprocessing.util import Finalize
+
+        forget = Finalize(None, _leave_child, args=(recorder, leave), exitpriority=LAST).cancel
+
+    def undo() -> None:
+        atexit.unregister(leave)
+        forget()
+
+    return undo
+
+
+def _leave_child(recorder: Recorder, leave: Callable[[], None]) -> None:
+    error = sys.exc_info()[1]
+    if isinstance(error, SystemExit) and error.code:
+        error = error.__context__  # torch's wrapper tells the parent of an exception, then exits with 1
+    with guard("record the exception that ends a child"):
+        if error is not None and not isinstance(error, SystemExit | KeyboardInterrupt):
+            record_exception(recorder, error, "uncaught")
+    leave()
 
 
 def _exit(where: str, code: int | None, recorder: Recorder) -> events.Event:

@@ -11,6 +11,7 @@ import psutil
 from distdiag import events
 from distdiag.errors import guard
 from distdiag.hooks import stacks
+from distdiag.hooks._forks import around_forks
 from distdiag.hooks._patch import Undo
 from distdiag.recorder import Recorder
 
@@ -47,13 +48,20 @@ class Pulse:
         self._moved_in = ""
         self._gaps: dict[str, int] = {}
         self._reported = False
+        self._arming = threading.RLock()
 
     def start(self) -> None:
         """Start the thread."""
+        self._forget_forks = around_forks(
+            before=self._disarm_for_fork, after_in_parent=self._arming.release, after_in_child=self._arming.release
+        )
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread and join it."""
+        """Stop the thread and join it; a forked child has none."""
+        self._forget_forks()
+        if not self._thread.is_alive():
+            return
         self._stopped.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=2.0)
@@ -125,7 +133,16 @@ class Pulse:
         """Let faulthandler write stacks should this thread never run again because the GIL is held."""
         file = self._recorder.crash_file
         if file is not None:
-            faulthandler.dump_traceback_later(limit_ns / 1e9, file=file)
+            with self._arming:
+                faulthandler.dump_traceback_later(limit_ns / 1e9, file=file)
+
+    def _disarm_for_fork(self) -> None:
+        """Take the timer back until the next beat: a child that inherits it hangs when it exits.
+
+        Its end waits for faulthandler's own thread, which the child does not have.
+        """
+        self._arming.acquire()
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _activity(frame: FrameType | None) -> str | None:
