@@ -92,7 +92,7 @@ def _absence(scene: Scene, absent: Sequence[_Absent]) -> Incident:
         site=places[0].site if places else None,
         sites=sites,
         cause=absent[0].cause,
-        evidence=tuple(_evidence(scene, place, wait) for place in places[:3]),
+        evidence=tuple(_evidence(scene, place, wait) for place in places[:3] if place.told),
     )
 
 

@@ -19,6 +19,8 @@ LONG_BLOCKED_NS = 5 * SECOND_NS
 PULSE_NS = 1 * SECOND_NS
 """A process that gives no pulse any more has been gone for up to so long."""
 OUT_OF_MEMORY = "out-of-memory"
+UNSIGNED = "unsigned"
+"""Where of an error in text that does not say whose it is."""
 MEMORY_ERROR = re.compile(r"OutOfMemoryError|MemoryError|CUDA out of memory")
 
 
@@ -55,6 +57,7 @@ def deaths_of(run: Run, lives: Mapping[int, Life], blocked_since: Mapping[int, i
         for rank, life in lives.items()
         if (death := registry.raised(life) or registry.ended(life, blocked_since.get(rank))) is not None
     ]
+    single += registry.unsigned()
     first_timeout = registry.first_timeout_ns()
     timely = [d for d in single if first_timeout is None or d.time_ns <= first_timeout]
     alike: dict[tuple[str, str, str | None], list[Death]] = {}
@@ -126,6 +129,21 @@ class _Registry:
         self._failures = {rank: life.failed_ns for rank, life in lives.items() if life.failed_ns is not None}
         self._said = {rank: lives[rank].failure or "" for rank in self._failures}
 
+    def unsigned(self) -> list[Death]:
+        """Return the deaths of ranks that their error does not tell."""
+        faults = self._run.faults
+        return [
+            Death(
+                ranks=(),
+                time_ns=int(fault.time_ns),
+                cause=OUT_OF_MEMORY if fault.fault == OUT_OF_MEMORY else "exception",
+                what=f"{fault.type}: {fault.message}",
+                frames=tuple(fault.frames),
+                step=int(fault.step),
+            )
+            for fault in records(faults[faults["where"] == UNSIGNED])
+        ]
+
     def first_timeout_ns(self) -> int | None:
         """Return when the first rank gave up waiting."""
         timeouts = [failed_ns for rank, failed_ns in self._failures.items() if TIMEOUT.search(self._said[rank])]
@@ -171,6 +189,8 @@ class _Registry:
         """Return the death of a process that could not say why."""
         if blocked_since is not None and life.end_ns - blocked_since > LONG_BLOCKED_NS:
             return None
+        if life.end in (End.KILLED, End.FAILED):
+            return self._seen_by_launcher(life)
         if life.end is End.ABORTED:
             frames = tuple(user_frames(life.crash_frames))
             return self._death(life, "aborted", life.signal or "a fatal signal", frames)
@@ -182,6 +202,13 @@ class _Registry:
                 signal = "SIGTERM" if life.end is End.TORN_DOWN else "SIGKILL"
                 return self._death(life, "killed", signal, seen_by=seen_by)
         return None
+
+    def _seen_by_launcher(self, life: Life) -> Death | None:
+        if life.failed_ns is not None:
+            return None  # it had given up a wait before
+        if life.end is End.KILLED:
+            return self._death(life, "killed", life.signal or "a signal")
+        return self._death(life, "exited", f"exit code {life.code}")
 
     def _failed_after(self, life: Life) -> bool:
         return any(rank != life.rank and failed_ns >= life.end_ns for rank, failed_ns in self._failures.items())

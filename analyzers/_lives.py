@@ -11,10 +11,16 @@ import numpy.typing as npt
 import pandas as pd
 
 from distdiag.analyzers._rows import by_rank, records, text, whole
+from distdiag.analyzers._sources import recorded
 from distdiag.run import Run
 
 SECOND_NS = 1_000_000_000
 TORN_DOWN = "SIGTERM"
+KILL = "SIGKILL"
+LAUNCHER = "launcher"
+"""Where of an exit that the process did not record itself."""
+STUCK_WATCHDOG = "WatchdogStuck"
+"""Type under which it is recorded that a backend's own thread could not run."""
 FROZEN = "frozen"
 FATAL_SIGNALS = re.compile(r"SIG(?!TERM)[A-Z0-9]+")
 
@@ -38,8 +44,14 @@ class End(enum.StrEnum):
     HARD_EXIT = "os._exit"
     ABORTED = "aborted"
     TORN_DOWN = "torn down"
+    KILLED = "killed"
+    """By a signal that its launcher saw."""
+    FAILED = "failed"
+    """With an exit code that its launcher saw."""
     SILENT = "silent"
     """Without a word: killed, frozen, or still alive when its log was read."""
+    UNTOLD = "untold"
+    """Its log is none of ours and would not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,57 +73,96 @@ class Life:
     """When the first call, or making of a group, failed after which no call succeeded any more."""
     failure: str | None = None
     """What it said, where that is known."""
+    watched_ns: int = NEVER_NS
+    """Up to when its operations were watched: what had not ended by then, had not."""
 
     @property
     def in_trouble(self) -> bool:
         """Return whether something is to be explained."""
-        return self.end is not End.ORDERLY or self.failed_ns is not None
+        return self.end not in (End.ORDERLY, End.UNTOLD) or self.failed_ns is not None
 
 
 def lives_of(run: Run) -> Mapping[int, Life]:
     """Return the life of each rank that has a log."""
     firsts, lasts = _bounds(run)
     failures = _unrecovered(run.calls, run.phases)
+    own, held_up, beginning = recorded(run), _held_up(run.faults), min(firsts.values(), default=0)
+    watched = _watched_by_others(run)
     exits = {int(row.rank): row for row in records(run.faults[run.faults["fault"] == "exit"])}
     lives = {}
     for rank in run.ranks:
-        last_ns = lasts.get(rank, 0)
+        last_ns = lasts.get(rank, beginning)
         failed_ns, failure = failures.get(rank, (None, None))
         crashes = run.crashes[run.crashes["rank"] == rank]
         fatal = crashes[crashes["kind"].str.fullmatch(FATAL_SIGNALS)] if len(crashes) else crashes
         kinds = set(crashes["kind"])
         exit_record = exits.get(rank)
-        end, code = _end(exit_record, fatal_signal=len(fatal) > 0, torn_down=TORN_DOWN in kinds)
+        end, code = _end(exit_record, kinds, fatal_signal=len(fatal) > 0, recorded=rank in own)
         lives[rank] = Life(
             rank=rank,
             end=end,
-            first_ns=firsts.get(rank, 0),
+            first_ns=firsts.get(rank, beginning),
             last_ns=last_ns,
             end_ns=int(exit_record.time_ns) if exit_record is not None else last_ns,
             code=code,
-            signal=str(fatal["kind"].iloc[0]) if len(fatal) else TORN_DOWN if TORN_DOWN in kinds else None,
+            signal=_signal(fatal, kinds, exit_record),
             crash_frames=tuple(fatal["frames"].iloc[0]) if len(fatal) else (),
-            frozen=FROZEN in kinds,
+            frozen=FROZEN in kinds or rank in held_up,
             failed_ns=failed_ns,
             failure=failure,
+            watched_ns=last_ns if rank in own else watched.get(rank, NEVER_NS),
         )
     return lives
 
 
-def _end(exit_record: Any, *, fatal_signal: bool, torn_down: bool) -> tuple[End, int | None]:
+def _watched_by_others(run: Run) -> dict[int, int]:
+    """Return when the backends of ranks spoke last, where that was after all that is known of their calls."""
+    calls = run.calls
+    newest = by_rank(calls.assign(end_ns=calls["end_ns"].fillna(calls["start_ns"])).groupby("rank")["end_ns"].max())
+    spoke = by_rank(run.statuses.groupby("rank")["time_ns"].max())
+    return {rank: int(moment) for rank, moment in spoke.items() if moment > newest.get(rank, NEVER_NS)}
+
+
+def _end(exit_record: Any, kinds: set[str], *, fatal_signal: bool, recorded: bool) -> tuple[End, int | None]:
     if exit_record is not None:
-        return End.HARD_EXIT if exit_record.where == "os._exit" else End.ORDERLY, whole(exit_record.code)
+        code = whole(exit_record.code)
+        if exit_record.where == LAUNCHER:
+            return _seen_by_launcher(text(exit_record.type), code), code
+        return End.HARD_EXIT if exit_record.where == "os._exit" else End.ORDERLY, code
     if fatal_signal:
         return End.ABORTED, None
-    return (End.TORN_DOWN if torn_down else End.SILENT), None
+    if TORN_DOWN in kinds:
+        return End.TORN_DOWN, None
+    return (End.SILENT if recorded else End.UNTOLD), None
+
+
+def _seen_by_launcher(signal: str | None, code: int | None) -> End:
+    if signal == TORN_DOWN:
+        return End.TORN_DOWN
+    if code is not None and code < 0:
+        return End.KILLED if signal == KILL else End.ABORTED
+    return End.FAILED if code else End.ORDERLY
+
+
+def _signal(fatal: pd.DataFrame, kinds: set[str], exit_record: Any) -> str | None:
+    """Return the signal that ended a process."""
+    if len(fatal):
+        return str(fatal["kind"].iloc[0])
+    named = text(exit_record.type) if exit_record is not None else None
+    return named or (TORN_DOWN if TORN_DOWN in kinds else None)
+
+
+def _held_up(faults: pd.DataFrame) -> frozenset[int]:
+    """Return the ranks whose backend says that its own thread could not run."""
+    return frozenset(int(rank) for rank in faults[faults["type"] == STUCK_WATCHDOG]["rank"])
 
 
 def _bounds(run: Run) -> tuple[dict[int, int], dict[int, int]]:
     """Return the first and the last moment that each rank recorded anything."""
     firsts: dict[int, int] = {}
     lasts: dict[int, int] = {}
-    frames = (run.calls, run.steps, run.phases, run.batches, run.memory, run.faults, run.stacks, run.pulses, run.groups)
-    for frame in frames:
+    bulk = (run.calls, run.steps, run.phases, run.batches, run.memory, run.faults)
+    for frame in (*bulk, run.stacks, run.pulses, run.groups, run.statuses):
         for column in _EVENT_TIMES:
             if column not in frame or frame.empty:
                 continue

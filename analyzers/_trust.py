@@ -3,9 +3,14 @@
 from dataclasses import replace
 
 from distdiag.analyzers._incident import Absence, Disagreement, Incident
+from distdiag.analyzers._sources import in_words, tells_steps, unheard
 from distdiag.analyzers._wording import named
 from distdiag.findings import Confidence
 from distdiag.run import Run
+
+NUMBER_UNKNOWN = 0
+"""Number of a call whose source does not tell it; they count from 1, the making of groups from 0."""
+CREATIONS = ("init_process_group", "new_group", "split_group")
 
 
 def confidence_of(run: Run, incident: Incident) -> Incident:
@@ -15,6 +20,15 @@ def confidence_of(run: Run, incident: Incident) -> Incident:
     if _is_guesswork(run, incident) or len(doubts) > 2:
         confidence = Confidence.LOW
     return replace(incident, confidence=confidence, evidence=(*incident.evidence, *doubts, data_in_words(run)))
+
+
+def within_source(run: Run, incident: Incident) -> Incident:
+    """Return the incident without the numbers that its source does not know."""
+    return replace(
+        incident,
+        step=incident.step if tells_steps(run) else None,
+        seq=None if incident.seq == NUMBER_UNKNOWN and incident.op not in CREATIONS else incident.seq,
+    )
 
 
 def data_in_words(run: Run) -> str:
@@ -31,6 +45,12 @@ def data_in_words(run: Run) -> str:
 
 def _doubts(run: Run, incident: Incident) -> list[str]:
     doubts = []
+    read = in_words(run)
+    if read is not None:
+        doubts.append(read)
+    silent = sorted(unheard(run) & set(incident.culprits))
+    if silent:
+        doubts.append(f"nothing here is of {named(silent)}: did not come, or what it printed is elsewhere")
     members = set(incident.members) if incident.members is not None else set(range(run.world_size or 0))
     unlogged = sorted(members & set(run.missing))
     if unlogged:
@@ -54,6 +74,8 @@ def _doubts(run: Run, incident: Incident) -> list[str]:
 
 def _is_guesswork(run: Run, incident: Incident) -> bool:
     basis = incident.basis
+    if set(incident.culprits) & unheard(run):
+        return True
     if isinstance(basis, Absence):
         return not basis.places and not incident.culprits
     return isinstance(basis, Disagreement) and basis.divergence.group.diverged_before

@@ -11,12 +11,12 @@ from distdiag.run import Run
 
 RANK_DIED = "rank-died"
 INSUFFICIENT = "insufficient-evidence"
-_ENDED_WELL = (End.ORDERLY, End.HARD_EXIT)
+_NOTHING_WRONG = (End.ORDERLY, End.HARD_EXIT, End.UNTOLD)
 
 
 def unexplained(run: Run, lives: Mapping[int, Life]) -> Iterator[Incident]:
     """Yield what can be said of ranks that failed or ended without a word, nobody having waited for them."""
-    silent = {rank: life for rank, life in lives.items() if life.end not in _ENDED_WELL}
+    silent = {rank: life for rank, life in lives.items() if life.end not in _NOTHING_WRONG}
     failed = {rank: life for rank, life in lives.items() if life.failed_ns is not None}
     if silent and len(silent) == len(lives) and _stop_together(lives):
         yield _nothing_known(silent, _all_at_once(silent))

@@ -1,11 +1,11 @@
 """Where a rank was, and what it was busy with, while others waited for it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
-from distdiag.analyzers._lives import SECOND_NS, End, Life
+from distdiag.analyzers._lives import CONNECTION, SECOND_NS, TIMEOUT, End, Life
 from distdiag.analyzers._paths import Frames, location
 from distdiag.analyzers._rows import newest
 from distdiag.run import Run
@@ -36,6 +36,8 @@ class Whereabouts:
     step: int
     phase: str | None = None
     """The user's phase it was in."""
+    told: bool = True
+    """Whether anything tells where it was, and since when."""
 
     @property
     def site(self) -> str | None:
@@ -50,7 +52,7 @@ def whereabouts(run: Run, life: Life, since_ns: int, until_ns: int) -> Whereabou
     if life.end in (End.ORDERLY, End.HARD_EXIT) and life.end_ns <= until_ns:
         return place.at("exited", "had already ended", life.end_ns)
     if life.frozen or (life.end is End.SILENT and until_ns - life.last_ns > SILENCE_NS):
-        return place.at("frozen", "gave no sign of life", life.last_ns)
+        return place.frozen(life)
     if phase is not None:
         name = str(phase["phase"])
         cause = place.activity() or _cause_of(name)
@@ -64,6 +66,8 @@ def whereabouts(run: Run, life: Life, since_ns: int, until_ns: int) -> Whereabou
         return place.at("other-collective", "was in another collective", place.last_call_ns())
     if place.moves():
         return place.at("running", "was running other code", place.last_call_ns())
+    if life.end is End.UNTOLD:
+        return place.untold()
     return place.at("unknown", "was somewhere else", place.last_call_ns())
 
 
@@ -96,6 +100,22 @@ class _Place:
             step=self._step(),
             phase=phase,
         )
+
+    def frozen(self, life: Life) -> Whereabouts:
+        """Return that a rank gave no sign of life."""
+        if life.end is not End.UNTOLD:
+            return self.at("frozen", "gave no sign of life", life.last_ns)
+        doing = "was held up on its host, so that not even the backend's own thread could run"
+        return replace(self.at("frozen", doing, self._since_ns), told=False)
+
+    def untold(self) -> Whereabouts:
+        """Return what the others' errors tell of a rank whose own log would not."""
+        said = [str(error) for error in self._run.calls["error"] if isinstance(error, str)]
+        gone = bool(said) and all(CONNECTION.search(error) and not TIMEOUT.search(error) for error in said)
+        place = self.at("exited", "was gone: the connections to it broke", self._since_ns)
+        if not gone:
+            place = self.at("unknown", "was somewhere that nothing here tells", self._since_ns)
+        return replace(place, told=False)
 
     def open_phase(self) -> "pd.Series[Any] | None":
         """Return the innermost phase of the user's that had begun and not ended."""

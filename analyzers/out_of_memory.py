@@ -41,9 +41,10 @@ def _summary(run: Run, incident: Incident) -> str:
     ranks = basis.ranks if isinstance(basis, Death) else incident.culprits
     site = f" ({short(incident.site)})" if incident.site is not None else ""
     what = f": {first_line(basis.what)}" if isinstance(basis, Death) else ""
-    memory = memory_before(run, ranks[0], incident.time_ns)
+    memory = memory_before(run, ranks[0], incident.time_ns) if ranks else None
     parts = [_consequence(incident), *([memory] if memory is not None else [])]
-    return f"{named(ranks)} ran out of memory{incident.at_step}{site}{what}\n{'; '.join(parts)}."
+    who = named(ranks) if ranks else "a rank that nothing names"
+    return f"{who} ran out of memory{incident.at_step}{site}{what}\n{'; '.join(parts)}."
 
 
 def _consequence(incident: Incident) -> str:

@@ -37,7 +37,7 @@ def analyze(run: Run) -> Iterator[Finding]:
 
 
 def _summary(incident: Incident, death: Death) -> str:
-    who = named(death.ranks)
+    who = named(death.ranks) if death.ranks else "a rank that nothing names"
     site = f" ({short(death.site)})" if death.site is not None else ""
     what = {
         "exception": f"raised {first_line(death.what)}",
@@ -45,11 +45,13 @@ def _summary(incident: Incident, death: Death) -> str:
         "aborted": f"aborted with {death.what}",
         "exited": f"left by {death.what}",
     }[death.cause]
-    everybody = "all ranks, " if not incident.culprits else ""
+    everybody = "all ranks, " if death.ranks and not incident.culprits else ""
     return f"{everybody}{who} {what}{incident.at_step}{site}\n{_others(incident, death)}."
 
 
 def _others(incident: Incident, death: Death) -> str:
+    if not death.ranks:
+        return f"Whose error it is does not stand beside it; {named(incident.victims)} waited or failed after it"
     if not incident.culprits:
         return "Every rank did, so none of them alone is at fault"
     if not incident.victims:

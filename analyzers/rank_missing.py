@@ -57,6 +57,8 @@ def _summary(incident: Incident, absence: Absence) -> str:
 
 def _where(place: Whereabouts, absence: Absence) -> str:
     site = f" ({short(place.site)})" if place.site is not None else ""
+    if not place.told:
+        return f"It {place.doing}{site}"
     until_ns = absence.wait.given_up_ns or absence.until_ns
     lasted = seconds(max(0, until_ns - place.since_ns))
     return f"It {place.doing}{site}, for {lasted} by then"

@@ -1,0 +1,43 @@
+"""What the sources of a run can tell: a foreign one says much less than a log of our own, and its silence nothing."""
+
+import re
+
+from distdiag.run import Run
+
+OWN = "distdiag"
+UNHEARD = "unheard"
+"""Setting in the header of a rank of which an importer found nothing, though others were heard of."""
+NOT_TOLD = {
+    "stderr": "what the processes printed, which tells no steps, no calls that ended and seldom who is in a group",
+    "stacks": "stacks, which tell where threads stood at one moment and nothing of before",
+    "flight-recorder": "dumps of the flight recorder, which tell no steps, data loading, errors or ends of processes",
+}
+
+
+def recorded(run: Run) -> frozenset[int]:
+    """Return the ranks whose own recording tells whether they lived and how they ended."""
+    own = run.headers[run.headers["source"].map(lambda source: OWN in _sources(source))]
+    return frozenset(int(rank) for rank in own["rank"]) | frozenset(set(run.ranks) - set(run.headers["rank"]))
+
+
+def unheard(run: Run) -> frozenset[int]:
+    """Return the ranks of which foreign files hold nothing at all."""
+    silent = run.headers[run.headers["settings"].map(lambda settings: UNHEARD in (settings or {}))]
+    return frozenset(int(rank) for rank in silent["rank"])
+
+
+def tells_steps(run: Run) -> bool:
+    """Return whether the steps of calls are steps: foreign sources know none."""
+    return bool(recorded(run))
+
+
+def in_words(run: Run) -> str | None:
+    """Return what was read instead of own logs, and what it cannot tell; None where all is our own."""
+    foreign = sorted({name for source in run.headers["source"] for name in _sources(source)} - {OWN})
+    if not foreign:
+        return None
+    return "read: " + "; ".join(NOT_TOLD.get(name, name) for name in foreign)
+
+
+def _sources(source: object) -> frozenset[str]:
+    return frozenset(re.split(r"\+", str(source)))
