@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from distdiag.analyzers import (
+    device_stuck,
     dtype_mismatch,
     group_creation_stuck,
     group_mismatch,
@@ -61,6 +62,7 @@ ANALYZERS: tuple[Analyzer, ...] = (
     rank_missing,
     rank_died,
     late_rank,
+    device_stuck,
     transport_stuck,
     op_mismatch,
     shape_mismatch,

@@ -8,6 +8,7 @@ from distdiag.analyzers._deaths import Death
 from distdiag.analyzers._divergence import Divergence
 from distdiag.analyzers._issued import Issued, group_words
 from distdiag.analyzers._naming import Named
+from distdiag.analyzers._queues import Halted
 from distdiag.analyzers._splits import SplitMismatch
 from distdiag.analyzers._waitfor import Wait
 from distdiag.analyzers._whereabouts import Whereabouts
@@ -51,6 +52,13 @@ class Together:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Halts:
+    """Devices that stopped in operations which their peers completed."""
+
+    halted: tuple[Halted, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Surplus:
     """A call that some ranks began after all others had ended in an orderly way."""
 
@@ -69,7 +77,7 @@ class Unexplained:
     reason: str
 
 
-Basis = Disagreement | SplitMismatch | Death | GroupLists | Absence | Circle | Together | Surplus | Unexplained
+Basis = Disagreement | SplitMismatch | Death | GroupLists | Absence | Circle | Together | Halts | Surplus | Unexplained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,11 +19,12 @@ from distdiag.analyzers._lives import End, Life, lives_of
 from distdiag.analyzers._memory import ran_out_of_memory
 from distdiag.analyzers._naming import Name, name_of, sites_of
 from distdiag.analyzers._paths import location, own_line
+from distdiag.analyzers._queues import queues_of
 from distdiag.analyzers._scene import Scene
 from distdiag.analyzers._splits import split_mismatches
 from distdiag.analyzers._standing import standing
 from distdiag.analyzers._streams import Labels, collectives_of, groups_that_differ
-from distdiag.analyzers._trust import confidence_of
+from distdiag.analyzers._trust import confidence_of, within_source
 from distdiag.analyzers._unexplained import unexplained
 from distdiag.analyzers._waits import blocked_calls, blocked_since, waits_of
 from distdiag.run import Run
@@ -48,22 +49,24 @@ def investigate(run: Run) -> Investigation:
     """Return what went wrong first."""
     lives = lives_of(run)
     blocked = blocked_calls(run, lives)
-    waits = waits_of(run, lives, blocked)
+    queues = queues_of(run, lives)
+    waits = (*waits_of(run, lives, blocked), *queues.waits)
     stuck = frozenset(rank for rank, life in lives.items() if life.failed_ns is not None) | frozenset(
         rank for wait in waits for rank in wait.waiters
     )
-    in_trouble = bool(waits) or any(life.in_trouble for life in lives.values())
+    since = {**blocked_since(blocked), **{rank: head.since_ns for rank, head in queues.heads.items()}}
+    in_trouble = bool(waits or queues.halted) or any(life.in_trouble for life in lives.values())
     collectives = collectives_of(run, lives)
     found = [
         *_group_lists(run, lives, stuck),
         *_disagreements(run, collectives, stuck, in_trouble=in_trouble),
         *_splits(run, collectives, stuck),
-        *_deaths(run, deaths_of(run, lives, blocked_since(blocked)), stuck),
+        *_deaths(run, deaths_of(run, lives, since), stuck),
     ]
-    roots = _first(found) or standing(Scene(run, lives, waits))
+    roots = _first(found) or standing(Scene(run, lives, waits, queues.halted))
     if not roots and in_trouble:
         roots = tuple(unexplained(run, lives))
-    return Investigation(incidents=tuple(confidence_of(run, incident) for incident in roots))
+    return Investigation(incidents=tuple(confidence_of(run, within_source(run, incident)) for incident in roots))
 
 
 def _first(found: Sequence[Incident]) -> tuple[Incident, ...]:

@@ -6,15 +6,14 @@ and for those whose devices are still at an earlier one. A head that the peers h
 for nobody: without that rank's device they could not have; it stopped in the middle.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
-from distdiag.analyzers._channels import Message, Messages
+from distdiag.analyzers._channels import Message, Messages, with_batches
 from distdiag.analyzers._lives import Life
 from distdiag.analyzers._progress import Progress
 from distdiag.analyzers._rows import records, whole
@@ -23,6 +22,8 @@ from distdiag.run import Run
 
 HOST = "cpu"
 """Operations on it hold the thread that issued them."""
+WHOLE_QUEUES = frozenset({"distdiag", "flight-recorder"})
+"""Sources that tell all operations; a printed line tells of one."""
 FREE_RUNNING = frozenset({"broadcast", "reduce", "gather", "scatter"})
 """Ops that some members may complete although the devices of others never came."""
 BEHIND = 2
@@ -44,6 +45,7 @@ class Head:
     members: tuple[int, ...]
     since_ns: int
     given_up_ns: int | None
+    """When it failed, where it did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,27 +67,28 @@ class Queues:
     waits: tuple[Wait, ...]
 
 
-def is_queued(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Return which calls run on a device and leave their thread free."""
-    return np.asarray(calls["device"] != HOST) & ~calls["captured"].to_numpy()
+def is_queued(run: Run) -> npt.NDArray[np.bool_]:
+    """Return which calls run on a device and leave their thread free, as far as their source tells all of them."""
+    calls, headers = run.calls, run.headers
+    few = headers[~headers["source"].map(lambda source: bool(WHOLE_QUEUES & set(str(source).split("+"))))]["rank"]
+    telling = ~calls["rank"].isin(few)
+    return np.asarray((calls["device"] != HOST) & ~calls["captured"] & telling)
 
 
 def queues_of(run: Run, lives: Mapping[int, Life]) -> Queues:
     """Return where the devices are, and whom each of them waits for."""
-    queued = run.calls[is_queued(run.calls)]
+    queued = with_batches(run.calls[is_queued(run)])
     progress = Progress(run, queued)
     unfinished = progress.unfinished()
     if unfinished.empty:
         return Queues(heads={}, halted=(), waits=())
     first = unfinished.sort_values("call", kind="stable").drop_duplicates("rank")
     heads = {head.rank: head for head in map(_head, records(first))}
-    halted = tuple(found for head in heads.values() if (found := _halted(run, lives, progress, head)) is not None)
+    halted = tuple(found for head in heads.values() if (found := _halted(lives, progress, head)) is not None)
     stuck = {each.head.rank for each in halted}
-    waits = (
-        *_collectives(run, progress, heads, stuck),
-        *_messages(run, Messages(queued), unfinished, heads, stuck),
-    )
-    return Queues(heads=heads, halted=halted, waits=waits)
+    messages = Messages(queued, unfinished, {rank: head.call for rank, head in heads.items()})
+    waits = (*_collectives(run, progress, heads, stuck), *_messages(run, messages, heads, stuck))
+    return Queues(heads=heads, halted=tuple(sorted(halted, key=lambda each: each.head.rank)), waits=waits)
 
 
 def _head(row: Any) -> Head:
@@ -102,7 +105,7 @@ def _head(row: Any) -> Head:
     )
 
 
-def _halted(run: Run, lives: Mapping[int, Life], progress: Progress, head: Head) -> Halted | None:
+def _halted(lives: Mapping[int, Life], progress: Progress, head: Head) -> Halted | None:
     """Return a head that peers went past, by more than their logs may differ."""
     if head.p2p or head.op in FREE_RUNNING:
         return None
@@ -127,9 +130,7 @@ def _long_past(progress: Progress, head: Head, watched_ns: int) -> bool:
 
 
 # ---- collectives ------------------------------------------------------------------------------------------------
-def _collectives(
-    run: Run, progress: Progress, heads: Mapping[int, Head], stuck: set[int]
-) -> Iterator[Wait]:
+def _collectives(run: Run, progress: Progress, heads: Mapping[int, Head], stuck: set[int]) -> Iterator[Wait]:
     at: dict[tuple[str, int], list[Head]] = {}
     for head in heads.values():
         if not head.p2p and head.rank not in stuck:
@@ -158,15 +159,13 @@ def _collectives(
 
 
 # ---- point to point ---------------------------------------------------------------------------------------------
-def _messages(
-    run: Run, messages: Messages, unfinished: pd.DataFrame, heads: Mapping[int, Head], stuck: set[int]
-) -> Iterator[Wait]:
+def _messages(run: Run, messages: Messages, heads: Mapping[int, Head], stuck: set[int]) -> Iterator[Wait]:
     logged = frozenset(run.ranks)
-    for message in messages.at_head(unfinished, heads):
+    for message in messages.at_head:
         if message.rank in stuck:
             continue
         partner = message.partner
-        absent = frozenset() if partner is None or _at_same(messages, message, heads) else frozenset({partner})
+        absent = frozenset() if partner is None or _is_there(messages, message, heads) else frozenset({partner})
         yield Wait(
             kind=WaitKind.POINT_TO_POINT,
             group=message.group,
@@ -180,17 +179,10 @@ def _messages(
         )
 
 
-def _at_same(messages: Messages, message: Message, heads: Mapping[int, Head]) -> bool:
-    """Return whether the partner's device is at the other half of a message."""
+def _is_there(messages: Messages, message: Message, heads: Mapping[int, Head]) -> bool:
+    """Return whether the partner's device is at the other half of a message, or past it."""
     other = messages.other_half(message)
-    if other is None or message.partner not in heads:
-        return other is not None
-    head = heads[message.partner]
-    return other.call == head.call or other.batch_first == head.call
-
-
-__all__ = ["Head", "Halted", "Queues", "is_queued", "queues_of"]
-
-
-def _unused(_: Sequence[int]) -> None:
-    return None
+    if other is None:
+        return False
+    head = heads.get(other.rank)
+    return head is None or head.call >= other.first_of_batch

@@ -6,7 +6,8 @@ import pandas as pd
 
 from distdiag.analyzers._incident import Absence, Circle, Incident, Surplus, Together
 from distdiag.analyzers._issued import Issued, group_name, issued
-from distdiag.analyzers._lives import SECOND_NS, Life
+from distdiag.analyzers._lives import SECOND_NS, End, Life
+from distdiag.analyzers._queues import Halted
 from distdiag.analyzers._rows import records
 from distdiag.analyzers._waitfor import Wait, WaitKind, behind
 from distdiag.run import Run
@@ -18,14 +19,20 @@ BRIEF_NS = 3 * SECOND_NS
 class Scene:
     """Answers what the readers of a standstill ask of its logs."""
 
-    def __init__(self, run: Run, lives: Mapping[int, Life], waits: Sequence[Wait]) -> None:
-        self.run, self.lives = run, lives
+    def __init__(
+        self, run: Run, lives: Mapping[int, Life], waits: Sequence[Wait], halted: Sequence[Halted] = ()
+    ) -> None:
+        self.run, self.lives, self.halted = run, lives, tuple(halted)
         self.end_ns = max((life.last_ns for life in lives.values()), default=0)
         self.waits = [wait for wait in waits if not self._is_brief(wait)]
         self._calls: dict[Wait, dict[int, Issued]] = {}
 
     def _is_brief(self, wait: Wait) -> bool:
-        return wait.given_up_ns is None and self.end_ns - wait.since_ns < BRIEF_NS
+        if wait.given_up_ns is not None:
+            return False
+        untold = [self.lives[rank] for rank in wait.waiters if self.lives[rank].end is End.UNTOLD]
+        end_ns = self.end_ns if len(untold) < len(wait.waiters) else min(life.watched_ns for life in untold)
+        return end_ns - wait.since_ns < BRIEF_NS
 
     def until_ns(self, wait: Wait) -> int:
         """Return when the waiters gave up, or the newest record of the run."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from distdiag.analyzers._absence import absences
+from distdiag.analyzers._halts import halts
 from distdiag.analyzers._incident import Absence, Circle, Incident, Together
 from distdiag.analyzers._naming import Name
 from distdiag.analyzers._scene import Scene
@@ -20,7 +21,9 @@ INSUFFICIENT = "insufficient-evidence"
 def standing(scene: Scene) -> tuple[Incident, ...]:
     """Return what the waiting comes down to, the longest waiting first."""
     found = standstill(scene.waits)
-    incidents = list(absences(scene, found.sinks)) or list(_circle(scene, found)) or list(_rest(scene))
+    stopped = {each.head.rank for each in scene.halted}
+    roots = [*halts(scene), *absences(scene, found.sinks - stopped)]
+    incidents = roots or list(_circle(scene, found)) or list(_rest(scene))
     return tuple(sorted(incidents, key=lambda incident: (incident.time_ns, incident.name, incident.culprits)))
 
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from distdiag.analyzers._lives import Life, before_failure
+from distdiag.analyzers._queues import is_queued
 from distdiag.analyzers._rows import by_rank, records, whole
 from distdiag.analyzers._waitfor import Wait, WaitKind
 from distdiag.run import Run
@@ -22,8 +23,8 @@ SENDS = frozenset({"send"})
 
 
 def blocked_calls(run: Run, lives: Mapping[int, Life]) -> pd.DataFrame:
-    """Return the calls that ranks were blocked in when they failed or their logs ended."""
-    return run.calls[_blocking(run, lives)]
+    """Return the calls that ranks were blocked in when they failed or their logs ended; none that a device runs."""
+    return run.calls[_blocking(run, lives) & ~is_queued(run)]
 
 
 def blocked_since(blocked: pd.DataFrame) -> Mapping[int, int]:
