@@ -27,7 +27,7 @@ def command(logs: Path, form: str, output: Path | None) -> int:
 def analyze(logs: Path, reporter: Reporter, output: Path | None = None) -> int:
     """Analyse ``logs``, render the report and return the exit code that says whether the run was healthy."""
     from distdiag.analyzers import diagnose  # pandas and duckdb: not for --help
-    from distdiag.run import load
+    from distdiag.importers import load
 
     report = diagnose(load(logs))
     if output is None:
