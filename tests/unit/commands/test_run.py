@@ -55,6 +55,16 @@ def test_script_sees_what_python_would_show_it(tmp_path: Path) -> None:
     assert recorded.stderr == bare.stderr == ""
 
 
+def test_installed_command_shows_the_script_the_same(tmp_path: Path) -> None:
+    write(tmp_path / "jobs" / "train.py", SELF_PORTRAIT)
+    command = str(Path(sys.executable).with_name("distdiag"))
+
+    recorded = python(command, "run", "jobs/train.py", "x", cwd=tmp_path)
+
+    bare = python("jobs/train.py", "x", cwd=tmp_path)
+    assert json.loads(recorded.stdout) == json.loads(bare.stdout), recorded.stderr
+
+
 @pytest.mark.parametrize("target", ["jobs.train", "jobs"])
 def test_module_sees_what_python_would_show_it(tmp_path: Path, target: str) -> None:
     write(tmp_path / "jobs" / "__init__.py", "")
@@ -152,7 +162,26 @@ def test_script_runs_although_recording_cannot_start(tmp_path: Path) -> None:
     recorded = run("--dir", str(blocked / "logs"), "train.py", cwd=tmp_path)
 
     assert recorded.stdout == "trained\n"
+    assert recorded.stderr.startswith("distdiag: nothing is recorded (")
     assert recorded.returncode == 0
+
+
+def test_setting_that_is_no_number_is_named_and_the_script_runs(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", "print('trained')")
+
+    recorded = run("train.py", cwd=tmp_path, DISTDIAG_STALL_AFTER="soon")
+
+    assert recorded.stdout == "trained\n"
+    assert "DISTDIAG_STALL_AFTER='soon' is not a number" in recorded.stderr
+
+
+def test_switched_off_means_silent(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", "print('trained')")
+
+    recorded = run("train.py", cwd=tmp_path, DISTDIAG="off")
+
+    assert (recorded.stdout, recorded.stderr) == ("trained\n", "")
+    assert not (tmp_path / "logs").exists()
 
 
 def test_training_process_does_not_load_the_command_line(tmp_path: Path) -> None:
