@@ -87,7 +87,7 @@ class Pulse:
             events.Pulse(
                 time_ns=now,
                 step=recorder.step,
-                phase=recorder.user_phases[-1] if recorder.user_phases else recorder.phase,
+                phase=self._phase(),
                 path=recorder.path_number(recorder.sites.at(frame)),
                 activity=_activity(frame),
                 waiting=[f.call for f in list(recorder.flights.values()) if f.wait_start_ns][:MAX_WAITING],
@@ -106,7 +106,12 @@ class Pulse:
     def _limit_ns(self) -> int:
         """Return the stall limit of the present phase: one rule, here and for every reader of the log."""
         floor = self._recorder.settings.stall_after_seconds * 1e9
-        return int(max(floor, LONGEST_GAPS * self._gaps.get(self._recorder.phase, 0)))
+        return int(max(floor, LONGEST_GAPS * self._gaps.get(self._phase(), 0)))
+
+    def _phase(self) -> str:
+        """Return the phase that the user named, else the inferred one."""
+        recorder = self._recorder
+        return recorder.user_phases[-1] if recorder.user_phases else recorder.phase
 
     def _watch_progress(self, now: int) -> None:
         recorder = self._recorder
@@ -115,7 +120,7 @@ class Pulse:
             return
         if recorder.step >= WARM_UP_STEPS and not self._reported:
             self._gaps[self._moved_in] = max(self._gaps.get(self._moved_in, 0), now - self._moved_ns)
-        self._seen, self._moved_ns, self._moved_in, self._reported = seen, now, recorder.phase, False
+        self._seen, self._moved_ns, self._moved_in, self._reported = seen, now, self._phase(), False
 
     def _report_stall(self, seconds: float) -> None:
         source, threads = stacks.take(native=self._recorder.settings.native_stacks)
