@@ -18,6 +18,9 @@ LATE_BYTES = 1 << 16
 """What is looked at beyond the known end of a sealed segment for the lines of other threads."""
 LAST_LINE_BYTES = 512
 """Longer than any ``dropped`` record."""
+ZEROS = bytes(1 << 16)
+MOST_BUFFERS = 1024
+"""The system takes no more in one call."""
 NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL
 
 _NAME = re.compile(r"(?P<stem>[^.].*?)(?:\.attempt(?P<attempt>\d+))?(?:\.(?P<segment>\d{4,}))?\.jsonl")
@@ -182,11 +185,15 @@ class Closed:
 
 
 class Segment:
-    """A new file whose space is reserved on disk and mapped into memory."""
+    """A new file whose space is reserved on disk and mapped into memory.
+
+    ``warm`` brings its pages into memory as well, which takes about a millisecond for 4 MiB: otherwise the first
+    touch of each costs the writer some microseconds.
+    """
 
     __slots__ = ("_fd", "map", "number", "path", "size_bytes")
 
-    def __init__(self, path: Path, size_bytes: int) -> None:
+    def __init__(self, path: Path, size_bytes: int, *, warm: bool = False) -> None:
         self.number = -1
         self.path = path
         self.size_bytes = size_bytes
@@ -194,6 +201,8 @@ class Segment:
         try:
             # A store into a hole of a full file system would be a SIGBUS; here it is an OSError.
             os.posix_fallocate(self._fd, 0, size_bytes)
+            if warm:
+                os.pwritev(self._fd, [ZEROS] * min(size_bytes // len(ZEROS), MOST_BUFFERS), 0)
             self.map = mmap.mmap(self._fd, size_bytes)
         except OSError:
             os.close(self._fd)

@@ -198,7 +198,7 @@ class Journal:
         path = self._path_of(number)
         segment = self._spare
         if segment is None or segment.size_bytes < size:
-            segment = Segment(beside(path, "begun"), size)
+            segment = Segment(beside(path, "begun"), size, warm=number == 0)
         segment.become(number, path)
         if segment is self._spare:
             self._spare = None
@@ -250,7 +250,7 @@ class Journal:
         filling = current is not None and current.used_bytes > SPARE_FROM * current.size_bytes
         if self._spare is None and (filling or self._stalled):
             try:
-                self._spare = Segment(beside(self._path_of(self.segment + 1), "spare"), self._segment_bytes)
+                self._spare = Segment(beside(self._path_of(self.segment + 1), "spare"), self._segment_bytes, warm=True)
             except OSError:
                 logger.debug("distdiag cannot prepare a segment of its log", exc_info=True)
                 return
