@@ -5,14 +5,15 @@ import logging
 import os
 from collections.abc import Callable
 from types import TracebackType
-from typing import TypeVar, TypeVarTuple
+from typing import TypeVar
 
 logger = logging.getLogger("distdiag")
 
 RAISE_OWN_ERRORS = "DISTDIAG_RAISE"
 """Environment variable that makes the guard re-raise; the test suite sets it."""
 
-Parameters = TypeVarTuple("Parameters")
+First = TypeVar("First")
+Second = TypeVar("Second")
 Result = TypeVar("Result")
 
 
@@ -47,16 +48,16 @@ class guard:  # noqa: N801 - used like contextlib's lower-case context managers
         return _contained(self._what)
 
 
-def guarded(what: str, function: Callable[[*Parameters], Result]) -> Callable[[*Parameters], Result | None]:
+def guarded(what: str, function: Callable[[First, Second], Result]) -> Callable[[First, Second], Result | None]:
     """Return ``function`` behind the guard, for paths where a context manager would cost too much.
 
-    An error gives None.
+    An error gives None. Two arguments, because passing any number of them on would double the cost.
     """
 
     @functools.wraps(function)
-    def contained(*args: *Parameters) -> Result | None:
+    def contained(first: First, second: Second) -> Result | None:
         try:
-            return function(*args)
+            return function(first, second)
         except Exception:
             if not _contained(what):
                 raise

@@ -26,8 +26,7 @@ from distdiag.steps import Loop
 
 MAX_FLIGHTS = 4096
 """Calls without a known end that are kept in mind; some backends never report completion."""
-
-
+MAX_ERROR_TEXT = 500
 LATE_WAIT_NS = 100_000
 """A wait that begins later after the issue than this is worth a field of its own."""
 DEVICE_NODES = ("/dev/nvidiactl", "/dev/kfd")
@@ -51,17 +50,19 @@ class GroupState:
 
 
 class Flight:
-    """A call whose end is not known yet."""
+    """A call whose end is not known yet.
+
+    Every call makes one, and an ``__init__`` would be the dearest part of it: who makes one sets all fields.
+    """
 
     __slots__ = ("call", "sequence", "signature", "start_ns", "wait_start_ns", "work")
 
-    def __init__(self, call: int, signature: "Interned", start_ns: int, sequence: int) -> None:
-        self.call = call
-        self.signature = signature
-        self.start_ns = start_ns
-        self.sequence = sequence
-        self.wait_start_ns = 0
-        self.work: Any = None
+    call: int
+    sequence: int
+    signature: "Interned"
+    start_ns: int
+    wait_start_ns: int
+    work: Any
 
 
 class Interned:
@@ -73,7 +74,7 @@ class Interned:
         self.event = event
         self.digest = event.agree
         self.on_device = event.device != "cpu"
-        self.text = f'"signature":{event.signature},'
+        self.text = f',"signature":{event.signature},"seq":'
         self.rollup = f"{event.group}/{event.op}"
         self.segment = -1
         self.calls = self.duration_ns = self.wait_ns = 0
@@ -141,7 +142,7 @@ class Recorder:
         """Append one record; never on the path of a collective."""
         self.journal.append(events.encode(event))
 
-    def end(self, flight: Flight, end_ns: int, clock: str, error: str | None) -> None:
+    def end(self, flight: Flight, end_ns: int, clock: str = "wait", error: str | None = None) -> None:
         """Write the end of a call and add it to the sums of its step; on the path of every collective."""
         waited_ns = flight.wait_start_ns
         more = ""
@@ -159,6 +160,10 @@ class Recorder:
         signature.duration_ns += end_ns - flight.start_ns
         if waited_ns:
             signature.wait_ns += end_ns - waited_ns
+
+    def fail(self, flight: Flight, error: BaseException) -> None:
+        """Write that a call ended just now with an error."""
+        self.end(flight, time.monotonic_ns(), "wait", f"{type(error).__name__}: {str(error)[:MAX_ERROR_TEXT]}")
 
     def take_rollups(self) -> dict[str, dict[str, int]]:
         """Return the sums over the calls that ended since they were last taken, by ``group/op``."""
@@ -194,14 +199,14 @@ class Recorder:
     def set_context(self) -> None:
         """Renew the text that all calls share until the loop moves on."""
         phase = self.user_phases[-1] if self.user_phases else self.phase
-        self.context = f'"step":{self.step},'
+        context = f',"step":{self.step}'
         if self.forwards:
-            self.context += f'"forwards":{self.forwards},'
+            context += f',"forwards":{self.forwards}'
         if self.backwards:
-            self.context += f'"backwards":{self.backwards},'
+            context += f',"backwards":{self.backwards}'
         if phase:
-            self.context += f'"phase":{events.encode_text(phase)},'
-        self.context += '"start_ns":'
+            context += f',"phase":{events.encode_text(phase)}'
+        self.context = context + ',"start_ns":'
         self.progress += 1
 
     def enter(self, phase: str) -> None:

@@ -14,12 +14,16 @@ BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 
 
 def redispatch(namespace: str, name: str) -> Kernel | None:
-    """Return what sends a call of an operator on its way, None if this release lacks the operator.
+    """Return what sends a call of an operator on its way, None if this release has no such operator.
 
     It releases the interpreter lock while the operator blocks, unlike calling the backend's kernel by hand.
     """
     overload = getattr(getattr(getattr(torch.ops, namespace), name, None), "default", None)
-    return None if overload is None else overload._handle.redispatch_boxed
+    # The kernels take arguments by position alone.
+    if overload is None or any(argument.kwarg_only for argument in overload._schema.arguments):
+        return None
+    send_on: Kernel = overload._handle.redispatch_boxed
+    return send_on
 
 
 def put_in_front(namespace: str, kernels: Mapping[str, Kernel]) -> Undo:

@@ -43,6 +43,7 @@ def _watch_wait(recorder: Recorder, owner: Any) -> Undo:
     wait = owner.wait
     flights, clock = recorder.flights, time.monotonic_ns
     end = guarded("record the end of a call", recorder.end)
+    fail = guarded("record a failed call", recorder.fail)
 
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
         flight = flights.get(id(self))
@@ -53,12 +54,12 @@ def _watch_wait(recorder: Recorder, owner: Any) -> Undo:
             result = wait(self, *args, **kwargs)
         except BaseException as error:
             if flights.pop(id(self), None) is not None:  # else the poll was faster
-                end(flight, clock(), "wait", f"{type(error).__name__}: {str(error)[:500]}")
+                fail(flight, error)
             flight.work = None
             del error
             raise
         if flights.pop(id(self), None) is not None:
-            end(flight, clock(), "wait", None)
+            end(flight, clock())
         flight.work = None
         return result
 
