@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from distdiag.analyzers._incident import Absence, Incident, Surplus
 from distdiag.analyzers._lives import End
+from distdiag.analyzers._loops import Labels
 from distdiag.analyzers._naming import Name
 from distdiag.analyzers._paths import own_line
 from distdiag.analyzers._scene import Scene
-from distdiag.analyzers._streams import Labels
 from distdiag.analyzers._waitfor import Wait, WaitKind, waiting_on
 from distdiag.analyzers._whereabouts import Whereabouts, whereabouts
 from distdiag.analyzers._wording import counted, named, seconds
@@ -115,13 +115,13 @@ def _surplus(scene: Scene, absent: Sequence[_Absent]) -> Incident | None:
     call = calls[min(calls)]
     labels = Labels(scene.run)
     begun, most = labels.at(call).forwards, max(labels.in_all(rank).forwards for rank in ended)
-    exhausted = _exhausted(scene, ended)
-    uneven = begun > most > 0
+    exhausted = all(labels.in_all(rank).ran_out for rank in ended)
+    uneven = begun > most > 0 and exhausted
     waiters = tuple(sorted(wait.waiters))
     majority = 2 * len(ended) > len(ended) + len(waiters)
-    if not majority and not (uneven and (exhausted or len(ended) == len(waiters))):
+    if not majority and not uneven:
         return None
-    culprits = waiters if majority else ended if exhausted else ()
+    culprits = waiters if majority else () if len(ended) == len(waiters) else ended
     shared = {frame for each in calls.values() for frame in each.path[:-1]}
     return scene.incident(
         Name.UNEVEN if uneven else Name.SEQUENCE,
@@ -135,9 +135,3 @@ def _surplus(scene: Scene, absent: Sequence[_Absent]) -> Incident | None:
             f"{named(ended)} had issued {counted(call.seq - 1, 'call')} of the group and ended in an orderly way",
         ),
     )
-
-
-def _exhausted(scene: Scene, ranks: Sequence[int]) -> bool:
-    """Return whether the data loaders of all these ranks ran out."""
-    batches = scene.run.batches
-    return set(ranks) <= set(batches[batches["exhausted"]]["rank"])

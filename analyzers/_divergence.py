@@ -8,8 +8,9 @@ import pandas as pd
 
 from distdiag.analyzers._align import Alignment, Departure, Kind, Stream, align, departure
 from distdiag.analyzers._issued import Issued, issued
+from distdiag.analyzers._loops import Labels
 from distdiag.analyzers._rows import records
-from distdiag.analyzers._streams import GroupCalls, Labels, Member, stream_of
+from distdiag.analyzers._streams import GroupCalls, Member, stream_of
 from distdiag.run import Run
 
 MAX_PROGRAMS = 12

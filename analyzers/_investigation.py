@@ -16,6 +16,7 @@ from distdiag.analyzers._divergence import Divergence, divergence_of
 from distdiag.analyzers._incident import Disagreement, Incident
 from distdiag.analyzers._issued import group_name
 from distdiag.analyzers._lives import End, Life, lives_of
+from distdiag.analyzers._loops import Labels
 from distdiag.analyzers._memory import ran_out_of_memory
 from distdiag.analyzers._naming import Name, name_of, sites_of
 from distdiag.analyzers._paths import location, own_line
@@ -23,7 +24,8 @@ from distdiag.analyzers._queues import queues_of
 from distdiag.analyzers._scene import Scene
 from distdiag.analyzers._splits import split_mismatches
 from distdiag.analyzers._standing import standing
-from distdiag.analyzers._streams import Labels, collectives_of, groups_that_differ
+from distdiag.analyzers._streams import collectives_of, groups_that_differ
+from distdiag.analyzers._told import told_sizes
 from distdiag.analyzers._trust import confidence_of, within_source
 from distdiag.analyzers._unexplained import unexplained
 from distdiag.analyzers._waits import blocked_calls, blocked_since, waits_of
@@ -61,6 +63,7 @@ def investigate(run: Run) -> Investigation:
         *_group_lists(run, lives, stuck),
         *_disagreements(run, collectives, stuck, in_trouble=in_trouble),
         *_splits(run, collectives, stuck),
+        *_told(run, stuck),
         *_deaths(run, deaths_of(run, lives, since), stuck),
     ]
     roots = _first(found) or standing(Scene(run, lives, waits, queues.halted))
@@ -177,6 +180,19 @@ def _splits(run: Run, calls: pd.DataFrame, stuck: frozenset[int]) -> Iterator[In
 def _members(run: Run, key: str) -> tuple[int, ...] | None:
     rows = run.calls[run.calls["group_key"] == key]
     return rows["members"].iloc[0] if len(rows) else None
+
+
+def _told(run: Run, stuck: frozenset[int]) -> Iterator[Incident]:
+    for sizes in told_sizes(run):
+        yield Incident(
+            name=Name.SHAPE,
+            time_ns=sizes.time_ns,
+            basis=sizes,
+            victims=tuple(sorted(stuck | {sizes.rank})),
+            op=sizes.op,
+            site=sizes.site,
+            sites=sizes.sites,
+        )
 
 
 # ---- deaths -----------------------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from distdiag.analyzers._align import Kind, Token
 from distdiag.analyzers._divergence import Divergence
+from distdiag.analyzers._history import kind_of, known_to_odd, known_to_others
+from distdiag.analyzers._loops import Labels
 from distdiag.analyzers._paths import fork_line
-from distdiag.analyzers._streams import Labels, Progress
 
 
 class Name(enum.StrEnum):
@@ -38,10 +39,11 @@ def name_of(divergence: Divergence, labels: Labels) -> Named:
     """Return the name of a divergence."""
     if _threads_race(divergence):
         return Named(name=Name.THREADS, kind=divergence.kind or Kind.INSTEAD)
-    named = _by_place(divergence) or _by_history(divergence)
-    if named.name is not Name.SEQUENCE:
+    named = _by_place(divergence)
+    if named is not None:
         return named
-    return _by_loop(divergence, named, labels) or named
+    kind = kind_of(divergence, labels)
+    return _by_loop(divergence, kind, labels) or Named(name=Name.SEQUENCE, kind=kind)
 
 
 def _threads_race(d: Divergence) -> bool:
@@ -65,7 +67,7 @@ def _by_place(d: Divergence) -> Named | None:
             return Named(name=Name.ROOT, kind=Kind.INSTEAD)
         if d.reference.tokens[d.where.reference].signature != d.stream.tokens[d.where.odd].signature:
             return Named(name=Name.SHAPE, kind=Kind.INSTEAD)
-    known = _known_to_odd(d) or _known_to_others(d)
+    known = known_to_odd(d) or known_to_others(d)
     if expected.op != made.op and expected.payload == made.payload and expected.numel and not known:
         return Named(name=Name.OP, kind=Kind.INSTEAD)
     return None
@@ -74,8 +76,8 @@ def _by_place(d: Divergence) -> Named | None:
 def _same_place(d: Divergence) -> bool:
     """Return whether both calls come from one call site, or from two that were paired all along."""
     ours, theirs = d.reference.tokens[d.where.reference], d.stream.tokens[d.where.odd]
-    if ours.path == theirs.path:
-        return True
+    if ours.path == theirs.path or not (ours.path and theirs.path):
+        return True  # a source that tells no line of one of them tells of no other place either
     length = min(d.where.reference, d.where.odd)
     return any(
         d.reference.tokens[n].path == ours.path and d.stream.tokens[n].path == theirs.path for n in range(length)
@@ -87,7 +89,7 @@ def _skipped_within_step(d: Divergence) -> bool:
 
     A loop over the gradients issues calls of many shapes from one line; who skips one of them is ahead by one.
     """
-    if not (_known_to_odd(d) and _known_to_others(d)) or not d.reference.labels:
+    if not (known_to_odd(d) and known_to_others(d)) or not d.reference.labels:
         return False
     made = d.stream.tokens[d.where.odd]
     ordinals = {
@@ -107,79 +109,23 @@ def _ordinal(tokens: Sequence[Token], labels: Sequence[tuple[int, ...]], positio
     return sum(token.path == path for token in tokens[earlier:position])
 
 
-def _known_to_odd(d: Divergence) -> bool:
-    """Return whether the odd ranks issue the others' call elsewhere."""
-    tokens, position = d.reference.tokens, d.where.reference
-    return position < len(tokens) and _elsewhere(d.stream.tokens, tokens[position], d.where.odd)
-
-
-def _known_to_others(d: Divergence) -> bool:
-    """Return whether the others issue the odd ranks' call elsewhere."""
-    tokens, position = d.stream.tokens, d.where.odd
-    return position < len(tokens) and _elsewhere(d.reference.tokens, tokens[position], d.where.reference)
-
-
-def _elsewhere(tokens: Sequence[Token], token: Token, position: int) -> bool:
-    return any(each == token for n, each in enumerate(tokens) if n != position)
-
-
-def _by_history(d: Divergence) -> Named:
-    """Return which side's call is too many: the one that its maker alone knows, or that comes round sooner."""
-    if d.kind is not None and d.kind is not Kind.INSTEAD:
-        return Named(name=Name.SEQUENCE, kind=d.kind)
-    if d.made is None:
-        return Named(name=Name.SEQUENCE, kind=Kind.LEFT_OUT)
-    if d.expected is None:
-        return Named(name=Name.SEQUENCE, kind=Kind.EXTRA)
-    to_odd, to_others = _known_to_odd(d), _known_to_others(d)
-    if to_odd and to_others:
-        ours, theirs = d.reference.tokens[d.where.reference], d.stream.tokens[d.where.odd]
-        skipped = _distance(d.reference.tokens[: d.where.reference], ours, theirs)
-        repeated = _distance(d.stream.tokens[: d.where.odd], theirs, ours)
-        extra = repeated is not None and (skipped is None or repeated < skipped)
-        return Named(name=Name.SEQUENCE, kind=Kind.EXTRA if extra else Kind.LEFT_OUT)
-    if to_odd:
-        return Named(name=Name.SEQUENCE, kind=Kind.LEFT_OUT)
-    return Named(name=Name.SEQUENCE, kind=Kind.EXTRA if to_others else Kind.INSTEAD)
-
-
-def _distance(tokens: Sequence[Token], first: Token, then: Token) -> int | None:
-    """Return how many calls after ``first`` there last came ``then``."""
-    for start in range(len(tokens) - 1, -1, -1):
-        if tokens[start] == first:
-            for end in range(start + 1, len(tokens)):
-                if tokens[end] == then:
-                    return end - start
-    return None
-
-
-def _by_loop(d: Divergence, named: Named, labels: Labels) -> Named | None:
+def _by_loop(d: Divergence, kind: Kind, labels: Labels) -> Named | None:
     """Return a name that forwards and batches give: a loop that ran longer, or a pass without its calls."""
-    if not d.decided:
+    if not d.decided or d.expected is None or d.made is None:
         return None
-    if named.kind is Kind.EXTRA and d.made is not None:
-        begun, most = labels.at(d.made).forwards, max(labels.in_all(rank).forwards for rank in d.others)
-        if begun > most:
-            return Named(name=Name.UNEVEN, kind=named.kind, reasons=(f"forwards begun: {begun} against {most}",))
-    if named.kind is Kind.LEFT_OUT and d.expected is not None:
-        return _skipped(d, named, labels.at(d.expected), labels.at(d.made) if d.made else labels.in_all(d.odd[0]))
-    return None
-
-
-def _skipped(d: Divergence, named: Named, others: Progress, odd: Progress) -> Named | None:
-    """Return a name for a call that was left out, from how far both sides were.
-
-    ``others`` is the progress of the others at that call, ``odd`` that of the odd rank at its next.
-    """
+    others, odd = labels.at(d.expected), labels.at(d.made)
+    batches = (f"batches taken: {odd.batches} against {others.batches}",)
+    forwards = (f"forwards begun: {odd.forwards} against {others.forwards}",)
+    if kind is Kind.EXTRA and others.ran_out and odd.batches > others.batches:
+        return Named(name=Name.UNEVEN, kind=kind, reasons=batches)
+    if kind is not Kind.LEFT_OUT:
+        return Named(name=Name.SEQUENCE, kind=kind, reasons=forwards) if odd.forwards != others.forwards else None
     if odd.forwards >= others.forwards and odd.forwards - odd.backwards > others.forwards - others.backwards:
         reason = f"{odd.forwards} forwards but {odd.backwards} backwards begun"
-        return Named(name=Name.SKIPPED, kind=named.kind, reasons=(reason,))
+        return Named(name=Name.SKIPPED, kind=kind, reasons=(reason,))
     if odd.forwards < others.forwards and others.batches:
-        reason = (
-            f"batches taken: {odd.batches} against {others.batches}; forwards: {odd.forwards} against {others.forwards}"
-        )
         name = Name.UNEVEN if odd.batches < others.batches else Name.SKIPPED
-        return Named(name=name, kind=named.kind, reasons=(reason,))
+        return Named(name=name, kind=kind, reasons=(*batches, *forwards))
     return None
 
 

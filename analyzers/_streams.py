@@ -4,7 +4,7 @@ At a thousand ranks nearly all groups agree everywhere. Vector operations find t
 taken apart.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +12,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from distdiag.analyzers._align import Stream, Token
-from distdiag.analyzers._issued import Issued
 from distdiag.analyzers._lives import Life, before_failure
-from distdiag.analyzers._rows import by_rank
+from distdiag.analyzers._loops import Labels
 from distdiag.run import Run
 
 Integers = npt.NDArray[np.int64]
@@ -76,7 +75,7 @@ def groups_that_differ(calls: pd.DataFrame, *, sites_too: bool) -> tuple[GroupCa
     )
 
 
-def stream_of(run: Run, calls: pd.DataFrame, member: Member, labels: "Labels") -> Stream:
+def stream_of(run: Run, calls: pd.DataFrame, member: Member, labels: Labels) -> Stream:
     """Return a member's calls as something that can be aligned."""
     rows = calls.iloc[member.rows]
     modules = [module if isinstance(module, str) else None for module in rows["module"]]
@@ -85,70 +84,6 @@ def stream_of(run: Run, calls: pd.DataFrame, member: Member, labels: "Labels") -
         for agree, path, module in zip(member.agree.tolist(), rows["path"].tolist(), modules, strict=True)
     ]
     return Stream(tokens=tokens, labels=labels.of(rows))
-
-
-class Labels:
-    """How far in its loop a rank was at each call: batches taken, forwards and backwards begun since the start."""
-
-    def __init__(self, run: Run) -> None:
-        taken = run.batches[(run.batches["edge"] == "end") & ~run.batches["exhausted"]]
-        self._batches = {int(str(r)): np.sort(t.to_numpy()) for r, t in taken.groupby("rank")["time_ns"]}
-        self._forwards = _Counter(run, "forwards")
-        self._backwards = _Counter(run, "backwards")
-
-    def of(self, rows: pd.DataFrame) -> Sequence[tuple[int, int]]:
-        """Return (batches, forwards) of calls of one rank."""
-        if rows.empty:
-            return ()
-        rank = int(rows["rank"].iloc[0])
-        taken = np.searchsorted(self._batches.get(rank, np.zeros(0)), rows["start_ns"].to_numpy())
-        begun = [
-            self._forwards.at(rank, step, forwards)
-            for step, forwards in zip(rows["step"].tolist(), rows["forwards"].tolist(), strict=True)
-        ]
-        return list(zip(taken.tolist(), begun, strict=True))
-
-    def at(self, call: Issued) -> "Progress":
-        """Return how far a rank was when it issued a call."""
-        return Progress(
-            batches=int(np.searchsorted(self._batches.get(call.rank, np.zeros(0)), call.start_ns)),
-            forwards=self._forwards.at(call.rank, call.step, call.forwards),
-            backwards=self._backwards.at(call.rank, call.step, call.backwards),
-        )
-
-    def in_all(self, rank: int) -> "Progress":
-        """Return how far a rank came."""
-        return Progress(
-            batches=len(self._batches.get(rank, ())),
-            forwards=self._forwards.total(rank),
-            backwards=self._backwards.total(rank),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far in its loop a rank was."""
-
-    batches: int
-    forwards: int
-    backwards: int
-
-
-class _Counter:
-    """Something counted within each step, as a count over all steps."""
-
-    def __init__(self, run: Run, column: str) -> None:
-        counted = pd.concat([run.steps[["rank", "step", column]], run.calls[["rank", "step", column]]])
-        per_step = counted.fillna({column: 0}).groupby(["rank", "step"])[column].max().astype("int64")
-        before = per_step.groupby("rank").cumsum() - per_step
-        self._before = {key: int(value) for key, value in before.items()}
-        self._totals = by_rank(per_step.groupby("rank").sum())
-
-    def at(self, rank: int, step: int, within: int) -> int:
-        return self._before.get((rank, step), 0) + within
-
-    def total(self, rank: int) -> int:
-        return int(self._totals.get(rank, 0))
 
 
 def _positions(calls: pd.DataFrame) -> Integers:

@@ -18,12 +18,12 @@ What to do
 from collections.abc import Iterator
 
 from distdiag.analyzers._align import Kind
-from distdiag.analyzers._incident import Disagreement, Incident, Surplus
+from distdiag.analyzers._incident import Disagreement, Incident, Slip, Surplus
 from distdiag.analyzers._investigation import investigate
 from distdiag.analyzers._issued import group_words
 from distdiag.analyzers._paths import short
 from distdiag.analyzers._telling import aftermath, at, both_sides, side, surplus
-from distdiag.analyzers._wording import named
+from distdiag.analyzers._wording import counted, named, verb
 from distdiag.findings import Finding
 from distdiag.run import Run
 
@@ -31,12 +31,16 @@ CODE = "DD311"
 NAME = "sequence-divergence"
 _LOOK_AROUND = "look for a condition on the rank around {}: every member has to issue this call, or none"
 
+_ASK_FOR_CALLS = "run it again with recording on: which call was left out, or made once more, is not in these logs"
+
 
 def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding for the first call that not all members issued."""
     for incident in investigate(run).named(NAME):
         if isinstance(incident.basis, Surplus):
             yield incident.finding(CODE, surplus(incident, incident.basis), (_LOOK_AROUND.format(_line(incident)),))
+        elif isinstance(incident.basis, Slip):
+            yield incident.finding(CODE, _slip(incident, incident.basis), (_ASK_FOR_CALLS,))
         elif isinstance(incident.basis, Disagreement):
             yield incident.finding(CODE, _summary(incident, incident.basis), _action(incident, incident.basis))
 
@@ -64,8 +68,18 @@ def _summary(incident: Incident, disagreement: Disagreement) -> str:
     return (
         f"{who} issued {side(incident, d.made, d.odd)} as call {incident.seq} of {group}{incident.at_step}, "
         f"where {others} issued {d.expected.described() if d.expected else 'nothing'}{at(incident, d.others)}\n"
-        f"Neither is issued elsewhere by the other side, so which one does not belong is not certain."
+        f"Either {who} issued a call too many, or left the others' call out: the calls alone cannot tell."
         f"{aftermath(disagreement)}"
+    )
+
+
+def _slip(incident: Incident, slip: Slip) -> str:
+    behind, ahead = sorted(slip.behind.waiters), sorted(slip.ahead.waiters)
+    between = counted(slip.ahead.number - slip.behind.number, "call")
+    return (
+        f"{named(ahead)} {verb(ahead, 'is', 'are')} {between} ahead of {named(behind)} in another operation\n"
+        f"{named(ahead)}: {slip.ops[ahead[0]]} {slip.ahead.number}; {named(behind)}: {slip.ops[behind[0]]} "
+        f"{slip.behind.number}; what it issued between cannot have met the others' calls."
     )
 
 
