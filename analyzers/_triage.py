@@ -241,5 +241,6 @@ def _pace(measured: Mapping[str, Any]) -> str:
     own, typical = slowest["own_step_seconds"], slowest["typical_seconds"]
     return (
         f"{text}; rank {slowest['rank']} takes {seconds(own * 1e9)} of its own for a step, "
-        f"{seconds(typical * 1e9)} is typical ({own / typical:.1f}x)"
+    times = f" ({own / typical:.1f}x)" if typical else ""
+        f"{seconds(typical * 1e9)} is typical{times}"
     )
