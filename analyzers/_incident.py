@@ -10,6 +10,7 @@ from distdiag.analyzers._issued import Issued, group_words
 from distdiag.analyzers._naming import Named
 from distdiag.analyzers._queues import Halted
 from distdiag.analyzers._splits import SplitMismatch
+from distdiag.analyzers._told import ToldSizes
 from distdiag.analyzers._waitfor import Wait
 from distdiag.analyzers._whereabouts import Whereabouts
 from distdiag.findings import Confidence, Finding, Severity
@@ -70,6 +71,15 @@ class Surplus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Slip:
+    """Members of a group that stand in different operations at different numbers of it."""
+
+    behind: Wait
+    ahead: Wait
+    ops: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unexplained:
     """Ranks that failed or vanished without a reason that these logs hold."""
 
@@ -77,7 +87,8 @@ class Unexplained:
     reason: str
 
 
-Basis = Disagreement | SplitMismatch | Death | GroupLists | Absence | Circle | Together | Halts | Surplus | Unexplained
+Disagreements = Disagreement | SplitMismatch | ToldSizes | GroupLists | Slip | Surplus
+Basis = Disagreements | Death | Absence | Circle | Together | Halts | Unexplained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

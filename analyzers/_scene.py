@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from distdiag.analyzers._incident import Absence, Circle, Incident, Surplus, Together
+from distdiag.analyzers._incident import Absence, Circle, Incident, Slip, Surplus, Together
 from distdiag.analyzers._issued import Issued, group_name, issued
 from distdiag.analyzers._lives import SECOND_NS, End, Life
 from distdiag.analyzers._queues import Halted
@@ -67,6 +67,15 @@ class Scene:
         members: tuple[int, ...] | None = rows["members"].iloc[0] if len(rows) else None
         return members
 
+    def may_have_more(self, wait: Wait) -> bool:
+        """Return whether a group may have members that its sources do not tell."""
+        if wait.kind is not WaitKind.COLLECTIVE:
+            return False
+        groups = self.run.groups
+        known = groups[groups["group"] == wait.group.partition("[")[0]]
+        mine = known[known["rank"].isin(wait.waiters)]
+        return self.members(wait) is None or bool(mine["partial"].any())
+
     def timeout_seconds(self, wait: Wait) -> float | None:
         """Return the timeout in force on the group."""
         groups = self.run.groups
@@ -78,7 +87,7 @@ class Scene:
         self,
         name: str,
         wait: Wait,
-        basis: Absence | Circle | Together | Surplus,
+        basis: Absence | Circle | Together | Slip | Surplus,
         *,
         culprits: tuple[int, ...] = (),
         sites: Mapping[int, str],

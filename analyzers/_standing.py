@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 
 from distdiag.analyzers._absence import absences
 from distdiag.analyzers._halts import halts
-from distdiag.analyzers._incident import Absence, Circle, Incident, Together
+from distdiag.analyzers._incident import Absence, Circle, Incident, Together, Unexplained
 from distdiag.analyzers._naming import Name
 from distdiag.analyzers._scene import Scene
+from distdiag.analyzers._slips import slipped
 from distdiag.analyzers._waitfor import Standstill, Wait, WaitKind, standstill
 from distdiag.analyzers._wording import named, verb
 
@@ -85,8 +86,13 @@ def _rest(scene: Scene) -> Iterator[Incident]:
     waits = sorted((wait for wait in scene.waits if not wait.any_of), key=lambda wait: (wait.since_ns, wait.group))
     unknown = [wait for wait in waits if wait.unknown]
     full = [wait for wait in waits if not wait.absent]
-    if unknown:
+    slip = slipped(scene, waits)
+    if slip is not None:
+        yield slip
+    elif unknown:
         yield _unknown(scene, unknown[0])
+    elif full and scene.may_have_more(full[0]):
+        yield _members_unknown(scene, full[0])
     elif full:
         yield _all_in(scene, full[0])
 
@@ -100,6 +106,17 @@ def _unknown(scene: Scene, wait: Wait) -> Incident:
         sites=scene.sites_of([wait]),
         evidence=(f"{named(wait.unknown)} left no log: whether {they} came is not known",),
     )
+
+
+def _members_unknown(scene: Scene, wait: Wait) -> Incident:
+    call = next(iter(scene.calls_in(wait).values()), None)
+    op = call.op if call is not None else wait.group
+    reason = (
+        f"{named(wait.waiters)} {verb(wait.waiters, 'waits', 'wait')} in {op} of group {scene.group(wait)}, "
+        "and nothing tells who else belongs to it"
+    )
+    ranks = tuple(sorted(wait.waiters))
+    return Incident(name=INSUFFICIENT, time_ns=wait.since_ns, basis=Unexplained(ranks=ranks, reason=reason))
 
 
 def _all_in(scene: Scene, wait: Wait) -> Incident:

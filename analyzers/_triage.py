@@ -92,6 +92,8 @@ def _own_faults(faults: pd.DataFrame) -> list[dict[Any, Any]]:
 
 
 def _fault(row: Mapping[Any, Any], run: Run, end_ns: int) -> str:
+    if row["fault"] == "warning":
+        return f"rank {row['rank']}: {row['message']}"
     what = "ran out of memory" if row["fault"] == "out-of-memory" else f"raised {row['type']}"
     frames = row["frames"] or (run.paths.get(int(row["path"]), ()) if not pd.isna(row["path"]) else ())
     site = f" at {short(location(frames[-1]))}" if frames else ""
@@ -239,8 +241,8 @@ def _pace(measured: Mapping[str, Any]) -> str:
     if slowest is None:
         return f"{text}; no rank's own time is notably longer than the others'"
     own, typical = slowest["own_step_seconds"], slowest["typical_seconds"]
+    times = f" ({own / typical:.1f}x)" if typical else ""
     return (
         f"{text}; rank {slowest['rank']} takes {seconds(own * 1e9)} of its own for a step, "
-    times = f" ({own / typical:.1f}x)" if typical else ""
         f"{seconds(typical * 1e9)} is typical{times}"
     )

@@ -8,6 +8,9 @@ from distdiag.analyzers._wording import named
 from distdiag.findings import Confidence
 from distdiag.run import Run
 
+WARNING = "warning"
+MOST_WARNINGS = 4
+"""More than that are repetitions on other ranks."""
 NUMBER_UNKNOWN = 0
 """Number of a call whose source does not tell it; they count from 1, the making of groups from 0."""
 CREATIONS = ("init_process_group", "new_group", "split_group")
@@ -19,7 +22,14 @@ def confidence_of(run: Run, incident: Incident) -> Incident:
     confidence = Confidence.HIGH if not doubts else Confidence.MEDIUM
     if _is_guesswork(run, incident) or len(doubts) > 2:
         confidence = Confidence.LOW
-    return replace(incident, confidence=confidence, evidence=(*incident.evidence, *doubts, data_in_words(run)))
+    evidence = (*incident.evidence, *_warnings(run), *doubts, data_in_words(run))
+    return replace(incident, confidence=confidence, evidence=evidence)
+
+
+def _warnings(run: Run) -> tuple[str, ...]:
+    """Return what libraries and launchers warned of, each once."""
+    said = run.faults[run.faults["fault"] == WARNING]["message"].dropna()
+    return tuple(sorted(set(said)))[:MOST_WARNINGS]
 
 
 def within_source(run: Run, incident: Incident) -> Incident:

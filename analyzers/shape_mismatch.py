@@ -20,6 +20,7 @@ from distdiag.analyzers._investigation import investigate
 from distdiag.analyzers._issued import dims
 from distdiag.analyzers._splits import SplitMismatch
 from distdiag.analyzers._telling import both_sides
+from distdiag.analyzers._told import ToldSizes
 from distdiag.analyzers._wording import counted, named
 from distdiag.findings import Finding
 from distdiag.run import Run
@@ -42,6 +43,12 @@ def _summary(incident: Incident) -> str:
             f"rank {sender} passed {counted(basis.sent, 'element')} to {incident.operation}{incident.at_step}, "
             f"rank {receiver} made room for {basis.expected}\n"
             f"The outputs of an all_gather have to be as large as what each rank passes in."
+        )
+    if isinstance(basis, ToldSizes):
+        return (
+            f"rank {basis.rank} was sent {basis.received_bytes} bytes in {incident.op or 'a collective'} "
+            f"where it had room for {basis.expected_bytes}\n"
+            "Which of the two sizes is the wrong one, the message does not say."
         )
     if not isinstance(basis, Disagreement):
         return incident.operation

@@ -286,7 +286,7 @@ class Fault(Event, kw_only=True, tag="fault"):
 
     KEPT: ClassVar[bool] = True
     fault: str
-    """``exception``, ``out-of-memory``, ``signal`` or ``exit``."""
+    """``exception``, ``out-of-memory``, ``signal`` or ``exit``; in imported logs also ``warning``."""
     time_ns: int
     step: int = 0
     type: str | None = None
@@ -294,7 +294,8 @@ class Fault(Event, kw_only=True, tag="fault"):
     message: str | None = None
     where: str | None = None
     """Exceptions: ``uncaught``, ``thread`` or ``raised`` (seen at construction, perhaps caught later).
-    Exits: ``interpreter`` (orderly), ``os._exit`` or ``uninstall``."""
+    Exits: ``interpreter`` (orderly), ``os._exit`` or ``uninstall``; in imported logs ``launcher``, which saw the end.
+    There an ``unsigned`` error is one of a rank that nothing names, whatever log it stands in."""
     thread: str = "MainThread"
     path: int | None = None
     frames: Frames = []

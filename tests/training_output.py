@@ -7,7 +7,12 @@ SECOND_MS = 1000
 
 
 def glog(
-    rank: int, message: str, *, file: str = "ProcessGroupNCCL.cpp:607", clock: str = "18:40:00.100000001", day: str = "1206"
+    rank: int,
+    message: str,
+    *,
+    file: str = "ProcessGroupNCCL.cpp:607",
+    clock: str = "18:40:00.100000001",
+    day: str = "1206",
 ) -> str:
     """Return a line of c10d's logger as new versions print it."""
     return f"[rank{rank}]:[E{day} {clock} {file}] {message}"
@@ -113,8 +118,10 @@ def gloo_closed() -> str:
 def out_of_memory(device: int = 0) -> str:
     """Return the message of CUDA's allocator."""
     return (
-        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 18.86 GiB. GPU {device} has a total capacity of "
-        "79.15 GiB of which 15.31 GiB is free. Process 4711 has 63.84 GiB memory in use. Of the allocated memory 47.10 GiB "
+        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 18.86 GiB. GPU {device} has a total "
+        f"capacity of "
+        "79.15 GiB of which 15.31 GiB is free. Process 4711 has 63.84 GiB memory in use. Of the allocated memory "
+        "47.10 GiB "
         "is allocated by PyTorch, and 15.53 GiB is reserved by PyTorch but unallocated."
     )
 
@@ -143,7 +150,9 @@ def failure_block(*ended: tuple[int, int], first: tuple[int, int], local: int | 
     """Return the summary of torchrun: (rank, exit code) of the failures, and of the first one."""
 
     def entry(number: int, rank: int, code: int) -> list[str]:
-        what = f"Signal {-code} (SIG…) received by PID {4000 + rank}" if code < 0 else "To enable traceback see: https://…"
+        what = (
+            f"Signal {-code} (SIG…) received by PID {4000 + rank}" if code < 0 else "To enable traceback see: https://…"
+        )
         return [
             f"[{number}]:",
             f"  time      : 2025-12-06_18:30:0{number}",
@@ -167,7 +176,8 @@ def nccl_call(
 ) -> str:
     """Return a line of ``NCCL_DEBUG_SUBSYS=COLL``; its operation count is hexadecimal."""
     return (
-        f"{process}:4{device} [{device}] NCCL INFO {op}: opCount {opcount:x} sendbuff 0x7f55 recvbuff 0x7f56 count {count} "
+        f"{process}:4{device} [{device}] NCCL INFO {op}: opCount {opcount:x} sendbuff 0x7f55 recvbuff 0x7f56 count "
+        f"{count} "
         f"datatype {dtype} op 0 root {root} comm {comm} [nranks={size}] stream 0x55d1"
     )
 
@@ -175,7 +185,8 @@ def nccl_call(
 def nccl_made(process: str, device: int, comm: str, rank: int, size: int) -> str:
     """Return the line of a communicator that is ready."""
     return (
-        f"{process}:4{device} [{device}] NCCL INFO comm {comm} rank {rank} nranks {size} cudaDev {device} busId {device}000 "
+        f"{process}:4{device} [{device}] NCCL INFO comm {comm} rank {rank} nranks {size} cudaDev {device} busId "
+        f"{device}000 "
         "commId 0x6f3c3a - Init COMPLETE"
     )
 

@@ -43,7 +43,8 @@ def read(files: Sequence[Path]) -> Iterator[Imported]:
         except OSError as error:
             notes.append(f"{file.name} cannot be read: {error.strerror}")
     told = owned(transcripts)
-    yield from imported(moments_of(told, transcripts), told)
+    bars = [transcript.bar for transcript in transcripts if transcript.bar is not None]
+    yield from imported(moments_of(told, transcripts), told, bars)
     notes += _notes(transcripts)
     if notes:
         yield Imported(rank=None, attempt=0, events=(), notes=tuple(notes))

@@ -1,9 +1,29 @@
 """Ranks that others say did not come, and ranks whose silence says it."""
 
+from collections.abc import Sequence
+
 from distdiag.importers._text.facts import Missed, Passed
 from distdiag.importers._text.names import DEFAULT_GROUP, GROUP_UNKNOWN
+from distdiag.importers._text.normalise import Bar
 from distdiag.importers._text.stores import INIT
 from distdiag.importers._text.tales import MILLISECOND_NS, Act, Job
+
+MOST_SUBJECTS = 4
+"""Tensors named in a sentence."""
+PREPARING = (
+    "token",
+    "map",
+    "load",
+    "preprocess",
+    "download",
+    "filter",
+    "pack",
+    "convert",
+    "generat",
+    "saving",
+    "writing",
+)
+"""What bars say that are drawn by one rank alone while the others wait: those of training are drawn everywhere."""
 
 
 def tell_missed(job: Job) -> None:
@@ -20,6 +40,8 @@ def tell_missed(job: Job) -> None:
                 _creation(job, waiter, what, start_ns, moment)
             continue
         _wait(job, waiter, what, start_ns, moment)
+        if what.subjects:
+            job.remarks.append((moment, f"{_who(what)} did not bring {', '.join(what.subjects[:MOST_SUBJECTS])}"))
         for rank in what.ranks:
             job.tale(rank)
 
@@ -44,7 +66,7 @@ def _wait(job: Job, rank: int, missed: Missed, start_ns: int, moment: int) -> No
     group = missed.group.name if missed.group is not None else GROUP_UNKNOWN
     known = [act for act in tale.acts if act.group in (GROUP_UNKNOWN, group)]
     if known:
-        known[-1].group = group
+        known[-1].group, known[-1].doubtful = group, False
         return
     tale.acts.append(
         Act(
@@ -61,7 +83,7 @@ def _wait(job: Job, rank: int, missed: Missed, start_ns: int, moment: int) -> No
 
 
 def _who(missed: Missed) -> str:
-    return "ranks " + ", ".join(map(str, missed.ranks))
+    return ("rank " if len(missed.ranks) == 1 else "ranks ") + ", ".join(map(str, missed.ranks))
 
 
 def tell_silence(job: Job) -> tuple[str, ...]:
@@ -86,3 +108,11 @@ def tell_silence(job: Job) -> tuple[str, ...]:
         job.tale(rank).silent = True
     listed = ", ".join(map(str, silent))
     return (f"nothing in these files is of rank {listed}: their output may be elsewhere",)
+
+
+def tell_bars(job: Job, bars: Sequence[Bar]) -> None:
+    """Say of the one rank that nobody has heard of what the progress bar says that somebody drew."""
+    unheard = [tale for tale in job.tales.values() if not tale.acts and not tale.records]
+    labels = [bar.label for bar in bars if bar.percent < 100 and any(word in bar.label.lower() for word in PREPARING)]
+    if len(unheard) == 1 and labels:
+        unheard[0].busy = labels[-1]

@@ -4,37 +4,42 @@ from collections.abc import Iterator, Sequence
 
 from distdiag import events
 from distdiag.importers._contract import Imported
-from distdiag.importers._text.absences import tell_missed, tell_silence
+from distdiag.importers._text.absences import tell_bars, tell_missed, tell_silence
 from distdiag.importers._text.endings import tell_ends, tell_errors
+from distdiag.importers._text.normalise import Bar
 from distdiag.importers._text.owners import Told
 from distdiag.importers._text.records import RankRecords
 from distdiag.importers._text.tales import Job, Tale
-from distdiag.importers._text.waiting import tell_failed_calls, tell_issued, tell_waits
+from distdiag.importers._text.waiting import doubt_unnamed, tell_failed_calls, tell_issued, tell_waits
 
 SOURCE = "stderr"
 RUN = "imported"
 HOST = "unknown"
+UNHEARD = "unheard"
+"""Setting of a rank of which nothing was found, though others were heard of."""
 UNSIGNED = "unsigned"
 """Where of an error whose rank is not known; it stands in the log of the first rank."""
 
 
-def imported(moments: Sequence[int], told: Sequence[Told]) -> Iterator[Imported]:
-    """Yield what was told, by attempt and rank."""
+def imported(moments: Sequence[int], told: Sequence[Told], bars: Sequence[Bar]) -> Iterator[Imported]:
+    """Yield what was told, by attempt and rank; ``bars`` are the last progress bars that were drawn."""
     attempts: dict[int, list[tuple[int, Told]]] = {}
     for moment, each in zip(moments, told, strict=True):
         attempts.setdefault(each.attempt, []).append((moment, each))
     for attempt, said in sorted(attempts.items()):
-        yield from _attempt(attempt, Job(said))
+        yield from _attempt(attempt, Job(said), bars)
 
 
-def _attempt(attempt: int, job: Job) -> Iterator[Imported]:
+def _attempt(attempt: int, job: Job, bars: Sequence[Bar]) -> Iterator[Imported]:
     tell_waits(job)
     tell_issued(job)
     tell_failed_calls(job)
+    doubt_unnamed(job)
     tell_missed(job)
     tell_errors(job)
     tell_ends(job)
     notes = tell_silence(job)
+    tell_bars(job, bars)
     if job.unsigned and not job.tales:
         job.tale(0)
     first = min(job.tales, default=None)
@@ -71,8 +76,12 @@ def _records(job: Job, rank: int, tale: Tale, attempt: int) -> list[events.Event
             came=tale.came.get(phase),
             frames=tale.sites.get(phase, ()),
         )
+    if tale.busy is not None:
+        records.phase(tale.busy, begin_ns=job.first_ns, end_ns=None, came=None)
     for act in sorted(tale.acts, key=lambda act: (act.start_ns, act.seq or 0)):
         records.call(act)
+    if tale.last_ns:
+        records.records.append(events.Status(group=tale.acts[-1].group if tale.acts else "", time_ns=tale.last_ns))
     records.records += sorted(tale.records, key=lambda record: getattr(record, "time_ns", 0))
     return records.log
 
@@ -95,4 +104,5 @@ def _header(job: Job, rank: int, tale: Tale, attempt: int) -> events.Header:
         monotonic_ns=job.first_ns,
         stall_after_seconds=0.0,
         max_bytes=0,
+        settings={UNHEARD: "yes"} if tale.silent else {},
     )

@@ -30,11 +30,13 @@ class Act:
     reduce_op: str | None = None
     module: str | None = None
     thread: str = "MainThread"
+    doubtful: bool = False
+    """Its group may be one of those that others name."""
 
     @property
     def p2p(self) -> bool:
-        """Return whether its partners are not known: whose message it is nobody says, nor what an unknown one needs."""
-        return is_point_to_point(self.op) or self.op == UNKNOWN
+        """Return whether its partners are not known: nobody says whose message it is, or what an unknown one needs."""
+        return is_point_to_point(self.op) or self.op == UNKNOWN or self.doubtful
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,6 +54,8 @@ class Tale:
     """How many ranks came to it."""
     last_ns: int = 0
     """When it was last heard of in a wait that has no end."""
+    busy: str | None = None
+    """What its progress bar says that it does."""
     silent: bool = False
     """Nothing is known of it but that others speak."""
     pid: int = 0

@@ -98,6 +98,14 @@ def _fail_call(tale: Tale, raised: Raised, start_ns: int, end_ns: int) -> None:
     )
 
 
+def doubt_unnamed(job: Job) -> None:
+    """Let calls without a group be of any, where other calls have one: they cannot be compared with those."""
+    acts = [act for tale in job.tales.values() for act in tale.acts]
+    if any(act.group != GROUP_UNKNOWN for act in acts):
+        for act in acts:
+            act.doubtful = act.group == GROUP_UNKNOWN
+
+
 def tell_issued(job: Job) -> None:
     """Add the collectives that were issued; of each rank and group all but the last have ended."""
     known = dict(_communicators(job))
