@@ -144,6 +144,8 @@ class DeviceCalls:
     def _end_up_to(self, group: str, sequence: int) -> None:
         now = time.monotonic_ns()
         for state, pending in list(self._pending.items()):
+            if state.p2p:
+                continue  # NCCL counts sends apart, but tells the number of the last one of either kind
             while state.event.group == group and pending and pending[0].sequence <= sequence:
                 self._write_end(pending.popleft(), now, None)
 
@@ -213,7 +215,7 @@ class Graphs:
         self._captured: dict[int, tuple[int, int]] = {}
         self._first = 0
         self._graphs = 0
-        self.capture_begin = _Moment(before=self._begin)
+        self.capture_begin = _Moment(before=self._begin, failed=self._abandon)
         self.capture_end = _Moment(after=self._end)
         self.replay = _Moment(before=self._replay)
 
@@ -221,6 +223,9 @@ class Graphs:
         self._graphs += 1
         self._first = self._recorder.calls + 1
         self._recorder.capturing = self._graphs
+
+    def _abandon(self, graph: Any) -> None:
+        self._recorder.capturing = 0
 
     def _end(self, graph: Any) -> None:
         self._recorder.capturing = 0
@@ -236,19 +241,25 @@ class Graphs:
 
 
 class _Moment:
-    """An observer of one moment of a method call."""
+    """An observer of one moment of a method call: before it, after it, or when it failed."""
 
     def __init__(
-        self, *, before: Callable[[Any], None] | None = None, after: Callable[[Any], None] | None = None
+        self,
+        *,
+        before: Callable[[Any], None] | None = None,
+        after: Callable[[Any], None] | None = None,
+        failed: Callable[[Any], None] | None = None,
     ) -> None:
         self._before = before
         self._after = after
+        self._failed = failed or after
 
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._before is not None:
             self._before(args[0])
-        return args[0] if self._after is not None else None
+        return args[0] if self._after or self._failed else None
 
     def after(self, token: Any, result: Any, error: type[BaseException] | None) -> None:
-        if self._after is not None:
-            self._after(token)
+        act = self._after if error is None else self._failed
+        if act is not None:
+            act(token)
