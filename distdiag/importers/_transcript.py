@@ -5,29 +5,21 @@ number and become one call; messages of one batch stay calls of their own. The l
 whether it completed: its members read ``scheduled`` for ever.
 """
 
-import marshal
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from distdiag import events
-from distdiag._crashes import user_frames
 from distdiag.importers._dumps import Dump, Entry
-from distdiag.importers._operations import COALESCED, Operation, Tensors, operation, tensors, together
-from distdiag.importers._pickles import RefusedError
+from distdiag.importers._interned import Sites, Sizes
+from distdiag.importers._operations import COALESCED, Operation, Tensors, operation, together
 
 UNKNOWN_STEP = -1
-MAX_FRAMES = 64
-"""Innermost frames of a call that are read."""
-MAX_SIZE_BYTES = 64 << 20
-"""Sizes of all entries together; a small pickle may repeat one huge list thousands of times."""
 MILLISECOND_NS = 1_000_000
 DEFAULT_TIMEOUT_MS = 600_000
 MAIN_THREADS = ("python", "pt_main", "pt_autograd")
 """A backward runs on a thread of autograd's while the main thread waits for it: to the program they are one."""
-TORCH_FILES = ("distributed_c10d.py", "c10d_logger.py", "typing_extensions.py", "_functional_collectives.py")
-"""Found in the paths of dumps whose folders were cut off."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,8 +72,8 @@ class Transcript:
         """Number of its oldest entry: as many had been overwritten, or were left out as no longer active."""
         self._signatures: dict[Any, int] = {}
         self._operations: dict[str, Operation] = {}
-        self._sites = _Sites()
-        self._sizes = _Sizes()
+        self._sites = Sites()
+        self._sizes = Sizes()
         self._numbers = 0
         self._batches = 0
         self._mute = _is_mute(dump.entries)
@@ -247,74 +239,6 @@ def _duration_ns(duration_ms: float | None) -> int | None:
     if duration_ms is None or not math.isfinite(duration_ms) or not 0 <= duration_ms < 1e12:
         return None
     return round(duration_ms * MILLISECOND_NS)
-
-
-class _Sizes:
-    """Reads the sizes of entries, equal ones once."""
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, Tensors] = {}
-        self._budget = MAX_SIZE_BYTES
-
-    def of(self, entry: Entry) -> Tensors:
-        """Return what an entry moves: the same object for equal sizes and types."""
-        splits = entry.input_split_sizes, entry.output_split_sizes
-        raw = (entry.input_sizes, entry.output_sizes, entry.input_dtypes, entry.output_dtypes, splits)
-        try:
-            key = marshal.dumps(raw, 2)
-        except ValueError as error:
-            raise RefusedError("the sizes of a tensor are nested beyond reason") from error
-        moved = self._known.get(key)
-        if moved is None:
-            moved = self._known[key] = tensors(*raw)
-        self._budget -= len(key)
-        if self._budget < 0:
-            raise RefusedError("the sizes of its tensors are beyond reason")
-        return moved
-
-
-class _Sites:
-    """Call sites by number, equal ones once; 0 is the one without frames."""
-
-    def __init__(self) -> None:
-        self._paths: dict[tuple[str, ...], int] = {(): 0}
-        self._by_identity: dict[tuple[int, ...], int] = {}
-        self._frames: dict[int, str | None] = {}
-
-    def number(self, frames: Any) -> int:
-        """Return the number of a list of frames, innermost first."""
-        if not isinstance(frames, list | tuple) or not frames:
-            return 0
-        # PyTorch writes a frame once however often it repeats, so the same object is the same frame.
-        identity = tuple(map(id, frames[:MAX_FRAMES]))
-        number = self._by_identity.get(identity)
-        if number is None:
-            known = tuple(text for frame in frames[:MAX_FRAMES] if (text := self._text(frame)) is not None)
-            number = self._paths.setdefault(known[::-1], len(self._paths))
-            self._by_identity[identity] = number
-        return number
-
-    def records(self) -> Iterator[events.Path]:
-        """Yield the records of all sites met."""
-        return (events.Path(path=number, frames=list(path)) for path, number in self._paths.items() if number)
-
-    def _text(self, frame: Any) -> str | None:
-        """Return ``file:line function`` of a frame of the user's, None for one of a library."""
-        known = self._frames.get(id(frame), "")
-        if known != "":
-            return known
-        self._frames[id(frame)] = text = _frame_text(frame)
-        return text
-
-
-def _frame_text(frame: Any) -> str | None:
-    if not isinstance(frame, dict):
-        return None
-    file, line, name = frame.get("filename"), frame.get("line"), frame.get("name")
-    if not isinstance(file, str) or not file or file.endswith(TORCH_FILES):
-        return None
-    text = f"{file[:1024]}:{line if isinstance(line, int) else 0} {name[:256] if isinstance(name, str) else '?'}"
-    return next(iter(user_frames((text,))), None)
 
 
 def joined(drafted: Drafted) -> tuple[str, Tensors]:
