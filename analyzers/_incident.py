@@ -118,6 +118,11 @@ class Incident:
         return words if self.group is None else f"{words} of {group_words(self.group, self.members)}"
 
     @property
+    def number(self) -> str:
+        """Return ``call 7``, or ``a call`` where its number is not known."""
+        return "a call" if self.seq is None else f"call {self.seq}"
+
+    @property
     def at_step(self) -> str:
         """Return ``, step 12``, or nothing where the step is not known."""
         return "" if self.step is None else f", step {self.step}"

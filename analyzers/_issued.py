@@ -6,6 +6,7 @@ from typing import Any
 
 from distdiag.analyzers._paths import Frames, location
 from distdiag.analyzers._rows import text, whole
+from distdiag.events import GROUP_UNKNOWN, NUMBER_UNKNOWN
 from distdiag.run import Run
 
 NAMELESS = frozenset({"", "undefined"})
@@ -92,7 +93,17 @@ def group_name(run: Run, group: str, members: tuple[int, ...] | None) -> str:
 
 def group_words(name: str, members: tuple[int, ...] | None) -> str:
     """Return ``group dp (8 ranks)``."""
-    return f"group {name}" + ("" if members is None else f" ({len(members)} ranks)")
+    return in_group(name) + ("" if members is None else f" ({len(members)} ranks)")
+
+
+def in_group(name: str) -> str:
+    """Return ``group dp``."""
+    return "an unnamed group" if name == GROUP_UNKNOWN else f"group {name}"
+
+
+def called(op: str, seq: int | None) -> str:
+    """Return ``all_reduce 7``, without a number where it is not known."""
+    return op if seq in (None, NUMBER_UNKNOWN) else f"{op} {seq}"
 
 
 def dims(shapes: tuple[tuple[int, ...], ...]) -> str:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pandas as pd
 
-from distdiag.analyzers._issued import group_name
+from distdiag.analyzers._issued import called, group_name, in_group
 from distdiag.analyzers._paths import location, short
+from distdiag.analyzers._sources import recorded, tells_steps
 from distdiag.findings import Position
 from distdiag.run import Run
 
@@ -56,7 +57,8 @@ class _Places:
         uncaught = run.faults[(run.faults["fault"] != "exit") & (run.faults["where"] == "uncaught")]
         self._uncaught = _last(uncaught, "time_ns")
         self._crash = {int(row["rank"]): str(row["kind"]) for row in run.crashes.to_dict("records")}
-        self._step = _newest_steps(run)
+        self._step = _newest_steps(run) if tells_steps(run) else {}
+        self._recorded = recorded(run)
 
     def of(self, rank: int) -> Position:
         """Return the position of one rank."""
@@ -107,6 +109,8 @@ class _Places:
             doing = _ENDED.get(str(record["where"]), "exited") + code
             frames = None if last is None else self._frames(last)
             return _Act(since_ns=int(record["time_ns"]), doing=doing, frames=frames)
+        if last is not None and last["failed"] and rank not in self._recorded:
+            return self._in(last, f"{self._called(last)} failed")
         if crash is not None and crash.startswith("SIG") and crash != "SIGTERM":
             doing = f"died of {crash}"
             return _Act(since_ns=0, doing=doing) if last is None else self._in(last, doing)
@@ -155,12 +159,12 @@ class _Places:
         if key not in self._names:
             self._names[key] = group_name(self._run, *key)
         peer = f" with rank {int(row['peer'])}" if row["p2p"] and _known(row["peer"]) else ""
-        return f"{row['op']} {int(row['seq'])}{peer} of group {self._names[key]}"
+        return f"{called(str(row['op']), int(row['seq']))}{peer} of {in_group(self._names[key])}"
 
     def _completed(self, row: Mapping[Any, Any]) -> str:
         frames = self._run.paths.get(int(row["path"]), ())
         site = f", {short(location(frames[-1]))}" if frames else ""
-        return f"{row['op']} {int(row['seq'])}{site}"
+        return called(str(row["op"]), int(row["seq"])) + site
 
 
 def _last(frame: pd.DataFrame, by: str | None = None) -> dict[int, dict[Any, Any]]:

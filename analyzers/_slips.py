@@ -7,6 +7,7 @@ something stopped below the program. Different operations speak for the first.
 from collections.abc import Sequence
 
 from distdiag.analyzers._incident import Incident, Slip, Unexplained
+from distdiag.analyzers._issued import in_group
 from distdiag.analyzers._naming import Name
 from distdiag.analyzers._scene import Scene
 from distdiag.analyzers._waitfor import Wait, WaitKind
@@ -35,7 +36,7 @@ def _incident(scene: Scene, behind: Wait, ahead: Wait) -> Incident:
     distance = ahead.number - behind.number
     where = (
         f"{named(ahead.waiters)} {verb(ahead.waiters, 'is', 'are')} {distance} ahead of {named(behind.waiters)} "
-        f"in group {scene.group(behind)}"
+        f"in {in_group(scene.group(behind))}"
     )
     if len(set(ops.values())) < 2:
         reason = f"{where}, in the same operation: the calls between are not in these logs"

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from distdiag.analyzers._absence import absences
 from distdiag.analyzers._halts import halts
 from distdiag.analyzers._incident import Absence, Circle, Incident, Together, Unexplained
+from distdiag.analyzers._issued import called, in_group
 from distdiag.analyzers._naming import Name
 from distdiag.analyzers._scene import Scene
 from distdiag.analyzers._slips import slipped
@@ -74,7 +75,7 @@ def _in_circle(scene: Scene, wait: Wait) -> str:
     call = next(iter(scene.calls_in(wait).values()), None)
     what = f"{wait.group} number {wait.number}"
     if call is not None:
-        what = f"{call.op} {call.seq} of group {scene.group(wait)}"
+        what = f"{called(call.op, call.seq)} of {in_group(scene.group(wait))}"
     return (
         f"{named(wait.waiters)} {verb(wait.waiters, 'is', 'are')} in {what} "
         f"and {verb(wait.waiters, 'needs', 'need')} {named(wait.absent)}"
@@ -110,9 +111,9 @@ def _unknown(scene: Scene, wait: Wait) -> Incident:
 
 def _members_unknown(scene: Scene, wait: Wait) -> Incident:
     call = next(iter(scene.calls_in(wait).values()), None)
-    op = call.op if call is not None else wait.group
+    what = called(call.op, call.seq) if call is not None else wait.group
     reason = (
-        f"{named(wait.waiters)} {verb(wait.waiters, 'waits', 'wait')} in {op} of group {scene.group(wait)}, "
+        f"{named(wait.waiters)} {verb(wait.waiters, 'waits', 'wait')} in {what} of {in_group(scene.group(wait))}, "
         "and nothing tells who else belongs to it"
     )
     ranks = tuple(sorted(wait.waiters))

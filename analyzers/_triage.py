@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from distdiag.analyzers._issued import group_name
+from distdiag.analyzers._issued import group_name, in_group
 from distdiag.analyzers._lives import CONNECTION, TIMEOUT
 from distdiag.analyzers._paths import location, short
 from distdiag.analyzers._performance import performance
 from distdiag.analyzers._positions import newest_ns, positions
+from distdiag.analyzers._sources import tells_steps
 from distdiag.analyzers._wording import counted, named, seconds
+from distdiag.events import NUMBER_UNKNOWN
 from distdiag.findings import Position, Verdict
 from distdiag.run import Run
 
@@ -98,7 +100,8 @@ def _fault(row: Mapping[Any, Any], run: Run, end_ns: int) -> str:
     frames = row["frames"] or (run.paths.get(int(row["path"]), ()) if not pd.isna(row["path"]) else ())
     site = f" at {short(location(frames[-1]))}" if frames else ""
     before = seconds(end_ns - int(row["time_ns"]))
-    return f"rank {row['rank']} {what} in step {row['step']}{site}, {before} before the last record"
+    step = f" in step {row['step']}" if tells_steps(run) else ""
+    return f"rank {row['rank']} {what}{step}{site}, {before} before the last record"
 
 
 def _losses(run: Run) -> bool:
@@ -140,7 +143,7 @@ def _smaller(run: Run, verdict: Verdict) -> str:
     culprits = verdict.culprits or verdict.victims
     peers = [rank for rank in run.ranks if rank not in culprits]
     ranks = sorted({*culprits, *peers[: max(0, FEWEST_RANKS - len(culprits))]})
-    where = f" in group {verdict.group}" if verdict.group else ""
+    where = f" in {in_group(verdict.group)}" if verdict.group else ""
     until = f" until step {verdict.step}" if verdict.step is not None else ""
     site = f", and look at {short(verdict.site)}" if verdict.site else ""
     script = next((text for text in run.headers["script"] if isinstance(text, str)), "the script")
@@ -192,7 +195,8 @@ def _difference(run: Run, calls: pd.DataFrame, key: str, seq: int) -> str:
         issued.setdefault(f"{row['op']}{size}{site}", []).append(int(row["rank"]))
     sides = "; ".join(f"{named(ranks)}: {what}" for what, ranks in list(issued.items())[:MOST_GROUPS])
     name = group_name(run, str(there["group"].iloc[0]), there["members"].iloc[0])
-    return f"differs at number {seq} of group {name}: {sides}"
+    where = f"number {seq}" if seq != NUMBER_UNKNOWN else "a call"
+    return f"differs at {where} of {in_group(name)}: {sides}"
 
 
 def _uneven(calls: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:

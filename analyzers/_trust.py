@@ -3,16 +3,15 @@
 from dataclasses import replace
 
 from distdiag.analyzers._incident import Absence, Disagreement, Incident
-from distdiag.analyzers._sources import in_words, tells_steps, unheard
-from distdiag.analyzers._wording import named
+from distdiag.analyzers._sources import in_words, recorded, tells_steps, unheard
+from distdiag.analyzers._wording import counted, named
+from distdiag.events import NUMBER_UNKNOWN
 from distdiag.findings import Confidence
 from distdiag.run import Run
 
 WARNING = "warning"
 MOST_WARNINGS = 4
 """More than that are repetitions on other ranks."""
-NUMBER_UNKNOWN = 0
-"""Number of a call whose source does not tell it; they count from 1, the making of groups from 0."""
 CREATIONS = ("init_process_group", "new_group", "split_group")
 
 
@@ -37,6 +36,7 @@ def within_source(run: Run, incident: Incident) -> Incident:
     return replace(
         incident,
         step=incident.step if tells_steps(run) else None,
+        # The making of groups counts from 0, all else from 1.
         seq=None if incident.seq == NUMBER_UNKNOWN and incident.op not in CREATIONS else incident.seq,
     )
 
@@ -45,6 +45,9 @@ def data_in_words(run: Run) -> str:
     """Return how whole the logs are: ``8 of 8 logs whole, nothing dropped, clocks aligned to 0.4 ms``."""
     quality = run.quality
     expected = run.world_size or len(run.ranks)
+    if not recorded(run):
+        heard = len(run.ranks) - len(unheard(run))
+        return f"{counted(quality.files, 'file')} told of {heard} of {counted(expected, 'rank')}"
     words = f"{len(run.ranks)} of {expected} logs" + (" whole" if not quality.undecodable_lines else "")
     dropped = sum(quality.dropped_records.values())
     words += ", nothing dropped" if not dropped else f", {dropped} records dropped"

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 from distdiag.analyzers._incident import Disagreement, Incident
 from distdiag.analyzers._investigation import investigate
+from distdiag.analyzers._issued import in_group
 from distdiag.analyzers._telling import both_sides
 from distdiag.analyzers._wording import named
 from distdiag.findings import Finding
@@ -37,7 +38,7 @@ def _summary(incident: Incident, disagreement: Disagreement) -> str:
     made, expected = d.made.op if d.made else "nothing", d.expected.op if d.expected else "nothing"
     return (
         f"{named(d.odd)} issued {made} where {named(d.others)} issued {expected}: "
-        f"call {incident.seq} of group {incident.group}{incident.at_step}\n"
+        f"{incident.number} of {in_group(incident.group or '')}{incident.at_step}\n"
         f"{both_sides(incident, disagreement)}."
     )
 

@@ -50,23 +50,23 @@ def _summary(incident: Incident, disagreement: Disagreement) -> str:
     group = group_words(incident.group or d.group.group, incident.members)
     if not incident.culprits:
         return (
-            f"{named(d.odd)} and {named(d.others)} went apart at call {incident.seq} of {group}{incident.at_step}\n"
+            f"{named(d.odd)} and {named(d.others)} went apart at {incident.number} of {group}{incident.at_step}\n"
             f"{both_sides(incident, disagreement)}; without a majority nobody is blamed.{aftermath(disagreement)}"
         )
     who, others = named(d.odd), named(d.others)
     if kind is Kind.EXTRA:
         return (
             f"{who} issued {side(incident, d.made, d.odd)}, which {others} did not: "
-            f"call {incident.seq} of {group}{incident.at_step}\n"
+            f"{incident.number} of {group}{incident.at_step}\n"
             f"{others} went on to {side(incident, d.expected, d.others)}.{aftermath(disagreement)}"
         )
     if kind is Kind.LEFT_OUT:
         return (
-            f"{who} left out {side(incident, d.expected, d.others)}, call {incident.seq} of {group}{incident.at_step}\n"
+            f"{who} left out {side(incident, d.expected, d.others)}, {incident.number} of {group}{incident.at_step}\n"
             f"{others} issued it; {who} went on to {side(incident, d.made, d.odd)}.{aftermath(disagreement)}"
         )
     return (
-        f"{who} issued {side(incident, d.made, d.odd)} as call {incident.seq} of {group}{incident.at_step}, "
+        f"{who} issued {side(incident, d.made, d.odd)} as {incident.number} of {group}{incident.at_step}, "
         f"where {others} issued {d.expected.described() if d.expected else 'nothing'}{at(incident, d.others)}\n"
         f"Either {who} issued a call too many, or left the others' call out: the calls alone cannot tell."
         f"{aftermath(disagreement)}"

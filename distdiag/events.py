@@ -11,6 +11,11 @@ import msgspec
 
 SCHEMA = "distdiag.log/1"
 
+NUMBER_UNKNOWN = 0
+"""Number of a call whose source does not tell it; c10d counts from 1."""
+GROUP_UNKNOWN = "unnamed"
+"""Group of a call whose source does not tell it."""
+
 Frames = list[str]
 """User frames from the outermost to the innermost, each written ``file:line function``."""
 

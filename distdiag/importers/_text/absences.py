@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from distdiag.events import GROUP_UNKNOWN
 from distdiag.importers._text.facts import Missed, Passed
-from distdiag.importers._text.names import DEFAULT_GROUP, GROUP_UNKNOWN
+from distdiag.importers._text.names import DEFAULT_GROUP
 from distdiag.importers._text.normalise import Bar
 from distdiag.importers._text.stores import INIT
 from distdiag.importers._text.tales import MILLISECOND_NS, Act, Job

@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from distdiag import events
+from distdiag.events import GROUP_UNKNOWN
 from distdiag.importers._text.facts import CommunicatorRank, GroupTag, Waited, World
-from distdiag.importers._text.names import DEFAULT_DESCRIPTION, DEFAULT_GROUP, GROUP_UNKNOWN
+from distdiag.importers._text.names import DEFAULT_DESCRIPTION, DEFAULT_GROUP
 from distdiag.importers._text.owners import Told, world_of
 
 GATHERS = frozenset({"all_gather_into_tensor"})

@@ -7,8 +7,6 @@ from distdiag.importers._text.facts import GroupTag
 DEFAULT_GROUP = "0"
 """Name that c10d gives the default group."""
 DEFAULT_DESCRIPTION = "default_pg"
-GROUP_UNKNOWN = "unnamed"
-"""Group of a call whose source does not tell it."""
 
 _OPS = {
     "allreduce": "all_reduce",

@@ -7,8 +7,6 @@ from distdiag import events
 from distdiag.importers._text.frames import user_part
 from distdiag.importers._text.tales import Act
 
-NUMBER_UNKNOWN = 0
-"""Sequence number of a call whose source does not tell it; c10d counts from 1."""
 AGREES_ON_ROOT = frozenset({"broadcast", "reduce", "gather", "scatter"})
 SIZES_DIFFER = frozenset({"all_gather", "gather", "scatter", "all_to_all", "all_to_all_single", "barrier"})
 """Operations whose input may rightly have another size on each rank, or has none."""
@@ -59,7 +57,7 @@ class RankRecords:
             events.Call(
                 call=self._calls,
                 signature=self._interned(signature),
-                seq=NUMBER_UNKNOWN if act.seq is None else act.seq,
+                seq=events.NUMBER_UNKNOWN if act.seq is None else act.seq,
                 step=0,
                 start_ns=act.start_ns,
             )

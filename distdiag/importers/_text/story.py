@@ -77,7 +77,8 @@ def _records(job: Job, rank: int, tale: Tale, attempt: int) -> list[events.Event
             frames=tale.sites.get(phase, ()),
         )
     if tale.busy is not None:
-        records.phase(tale.busy, begin_ns=job.first_ns, end_ns=None, came=None)
+        began_ns = min((act.start_ns for other in job.tales.values() for act in other.acts), default=job.first_ns)
+        records.phase(tale.busy, begin_ns=began_ns, end_ns=None, came=None)
     for act in sorted(tale.acts, key=lambda act: (act.start_ns, act.seq or 0)):
         records.call(act)
     if tale.last_ns:

@@ -4,9 +4,10 @@ import re
 from collections.abc import Iterator
 
 from distdiag import events
+from distdiag.events import GROUP_UNKNOWN
 from distdiag.importers._text.facts import CallSite, CommunicatorRank, Issued, Progress, Raised, Role, Waited
 from distdiag.importers._text.frames import BACKWARD, UNKNOWN, creation_in, operation_in
-from distdiag.importers._text.names import DEFAULT_GROUP, GROUP_UNKNOWN
+from distdiag.importers._text.names import DEFAULT_GROUP
 from distdiag.importers._text.tales import MILLISECOND_NS, Act, Job, Tale
 
 _LIMIT = re.compile(r"(?:waiting|after|in) (\d+) ?ms")
