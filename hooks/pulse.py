@@ -98,10 +98,10 @@ class Pulse:
             )
         )
         del frame  # it would keep the main thread's locals alive until the next beat
+        self._arm(limit_ns)
         if now - self._moved_ns > limit_ns and not self._reported and not recorder.user_phases:
             self._reported = True
             self._report_stall((now - self._moved_ns) / 1e9)
-        self._arm(limit_ns)
 
     def _limit_ns(self) -> int:
         """Return the stall limit of the present phase: one rule, here and for every reader of the log."""
@@ -123,6 +123,9 @@ class Pulse:
         self._seen, self._moved_ns, self._moved_in, self._reported = seen, now, self._phase(), False
 
     def _report_stall(self, seconds: float) -> None:
+        if self._recorder.crash_file is not None:
+            # Taking stacks may last longer than the limit, and that is no frozen process.
+            faulthandler.cancel_dump_traceback_later()
         source, threads = stacks.take(native=self._recorder.settings.native_stacks)
         self._recorder.write(
             events.Stack(
