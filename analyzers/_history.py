@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from distdiag.analyzers._align import Kind, Token
+from distdiag.analyzers._align import Kind, Stream, Token
 from distdiag.analyzers._divergence import Divergence
 from distdiag.analyzers._loops import Labels, Progress
 
@@ -17,7 +17,7 @@ def kind_of(d: Divergence, labels: Labels) -> Kind:
         return Kind.EXTRA
     to_odd, to_others = known_to_odd(d), known_to_others(d)
     if to_odd and to_others:
-        return _sooner_round(d)
+        return _both_know(d, others=labels.at(d.expected), odd=labels.at(d.made))
     if to_odd:
         return _one_side_is_in_its_loop(inside=labels.at(d.expected), outside=labels.at(d.made), if_done=Kind.LEFT_OUT)
     if to_others:
@@ -39,6 +39,25 @@ def _one_side_is_in_its_loop(*, inside: Progress, outside: Progress, if_done: Ki
     if inside.batches > outside.batches > 0:
         return in_the_loop  # its data had not come to an end
     return Kind.INSTEAD
+
+
+def _both_know(d: Divergence, *, others: Progress, odd: Progress) -> Kind:
+    """Return what to make of two calls that both sides issue elsewhere."""
+    if odd.forwards == others.forwards:
+        return _sooner_round(d)
+    if odd.forwards < others.forwards:
+        return Kind.EXTRA  # it repeats something in a pass that the others have left
+    if others.unfinished or _in_every_pass(d.reference, d.where.reference):
+        return Kind.LEFT_OUT  # it began another pass without a call that belongs to each
+    return Kind.EXTRA if others.ran_out else Kind.INSTEAD
+
+
+def _in_every_pass(stream: Stream, position: int) -> bool:
+    """Return whether the pass before the one that a call stands in had the same call."""
+    token, passes = stream.tokens[position], [label[-1] for label in stream.labels]
+    return any(
+        each == token and number == passes[position] - 1 for each, number in zip(stream.tokens, passes, strict=True)
+    )
 
 
 def _sooner_round(d: Divergence) -> Kind:

@@ -139,7 +139,7 @@ def _disagreement(run: Run, divergence: Divergence, labels: Labels, stuck: froze
         members=divergence.group.members,
         seq=subject.seq if subject is not None else None,
         op=subject.op if subject is not None else None,
-        step=_step(divergence),
+        step=_step(divergence, named.kind),
         site=site,
         sites=sites,
         evidence=named.reasons,
@@ -148,9 +148,11 @@ def _disagreement(run: Run, divergence: Divergence, labels: Labels, stuck: froze
     return incident if memory is None else replace(incident, **memory)
 
 
-def _step(divergence: Divergence) -> int | None:
-    """Return the step the odd ranks were in."""
+def _step(divergence: Divergence, kind: str) -> int | None:
+    """Return the step the odd ranks were in; what they left out belongs to the step in which the others issued it."""
     call = divergence.made or divergence.expected
+    if kind == "left-out":
+        call = divergence.expected or divergence.made
     return None if call is None else call.step
 
 

@@ -120,12 +120,13 @@ def _by_loop(d: Divergence, kind: Kind, labels: Labels) -> Named | None:
         return Named(name=Name.UNEVEN, kind=kind, reasons=batches)
     if kind is not Kind.LEFT_OUT:
         return Named(name=Name.SEQUENCE, kind=kind, reasons=forwards) if odd.forwards != others.forwards else None
+    if odd.batches >= others.batches and odd.batches - odd.forwards > others.batches - others.forwards:
+        return Named(name=Name.SKIPPED, kind=kind, reasons=(*batches, *forwards))
     if odd.forwards >= others.forwards and odd.forwards - odd.backwards > others.forwards - others.backwards:
         reason = f"{odd.forwards} forwards but {odd.backwards} backwards begun"
         return Named(name=Name.SKIPPED, kind=kind, reasons=(reason,))
     if odd.forwards < others.forwards and others.batches:
-        name = Name.UNEVEN if odd.batches < others.batches else Name.SKIPPED
-        return Named(name=name, kind=kind, reasons=(*batches, *forwards))
+        return Named(name=Name.UNEVEN, kind=kind, reasons=(*batches, *forwards))
     return None
 
 

@@ -12,6 +12,8 @@ from distdiag.run import Run
 
 SILENCE_NS = 3 * SECOND_NS
 """Pulses come each second; a process that gave none for so long, and none after, was frozen or gone."""
+BUSY_SHARE = 0.1
+"""Of a processor. Waiting and giving signs of life takes 2 %; who computes may have to share its core."""
 OWN_PHASES = frozenset({"init_process_group", "new_group", "split_group", "destroy_process_group"})
 """Phases that recording itself makes; all others are the user's."""
 WORDS_OF_CAUSES = (
@@ -144,9 +146,8 @@ class _Place:
         """Return whether the main thread was seen at several places, or using the processor."""
         during = self._pulses[self._pulses["time_ns"] >= self._since_ns]
         used = during["cpu_ns"].dropna()
-        busy = len(used) > 1 and int(used.iloc[-1] - used.iloc[0]) * 2 > int(
-            during["time_ns"].iloc[-1] - during["time_ns"].iloc[0]
-        )
+        passed = during["time_ns"].iloc[-1] - during["time_ns"].iloc[0] if len(used) > 1 else 0
+        busy = len(used) > 1 and int(used.iloc[-1] - used.iloc[0]) > passed * BUSY_SHARE
         return busy or during["path"].dropna().nunique() > 1
 
     def in_other_call(self) -> bool:

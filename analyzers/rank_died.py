@@ -41,7 +41,7 @@ def _summary(incident: Incident, death: Death) -> str:
     site = f" ({short(death.site)})" if death.site is not None else ""
     what = {
         "exception": f"raised {first_line(death.what)}",
-        "killed": f"{verb(death.ranks, 'was', 'were')} killed without a word ({death.what})",
+        "killed": f"{verb(death.ranks, 'was', 'were')} killed by {death.what} without a word",
         "aborted": f"aborted with {death.what}",
         "exited": f"left by {death.what}",
     }[death.cause]

@@ -21,6 +21,7 @@ from distdiag.analyzers._incident import Absence, Incident
 from distdiag.analyzers._investigation import investigate
 from distdiag.analyzers._paths import short
 from distdiag.analyzers._telling import waiting
+from distdiag.analyzers._waitfor import WaitKind
 from distdiag.analyzers._whereabouts import Whereabouts
 from distdiag.analyzers._wording import named, seconds, verb
 from distdiag.findings import Finding
@@ -52,7 +53,10 @@ def _summary(incident: Incident, absence: Absence) -> str:
         where = _where(absence.places[0], absence)
     else:
         where = f"{verb(incident.culprits, 'It', 'They')} left no log at all"
-    return f"{who} never entered {incident.operation}{incident.at_step}\n{where}; {waiting(incident, absence)}."
+    never = "never entered"
+    if absence.wait.kind is WaitKind.POINT_TO_POINT:
+        never = "never posted the other side of"
+    return f"{who} {never} {incident.operation}{incident.at_step}\n{where}; {waiting(incident, absence)}."
 
 
 def _where(place: Whereabouts, absence: Absence) -> str:
