@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.data import DataLoader, Dataset
 
@@ -104,7 +105,7 @@ def healthy_evaluation() -> None:
             time.sleep(0.5 * RANK)
         for _ in range(RANK):
             torch.randn(8, 8).sum()
-        if RANK == number % WORLD:
+        if number % WORLD == RANK:
             dist.broadcast(torch.ones(1), src=RANK)
         else:
             dist.broadcast(torch.ones(1), src=number % WORLD)
@@ -193,12 +194,11 @@ def guarded_gather() -> None:
 
 def early_return() -> None:
     def log(metrics: dict[str, float]) -> None:
-        if not metrics:
-            return
-        dist.all_gather_object([None] * WORLD, metrics)  # ROOT
+        if metrics:
+            dist.all_gather_object([None] * WORLD, metrics)
 
     for number in passes(3):
-        log({} if RANK == 2 and number == 1 else {"loss": 1.0})
+        log({} if RANK == 2 and number == 1 else {"loss": 1.0})  # ROOT
     dist.barrier()
 
 
@@ -344,7 +344,10 @@ def guarded_group() -> None:
 def main() -> None:
     distdiag.install()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=TIMEOUT)
+    # Ranks may start long after one another; only what they do then is short of time.
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(address, port, WORLD, RANK == 0, timeout=datetime.timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=RANK, world_size=WORLD, timeout=TIMEOUT)
     globals()[sys.argv[1]]()
     dist.barrier()
     dist.destroy_process_group()

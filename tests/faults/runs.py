@@ -1,0 +1,149 @@
+"""Starts fault programs on real ranks, two programs at a time, and gives the report on each."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from distdiag.analyzers import diagnose
+from distdiag.findings import Report
+from distdiag.run import load
+from tests.ranks import free_port, launcher_variables, surroundings
+
+AT_A_TIME = 2
+CAP_SECONDS = 45.0
+"""Ranks that hang are killed then, as a cluster would; far more than starting them takes on a busy machine."""
+SETTLED_SECONDS = 6.0
+"""Once most ranks of a program have ended, those that hang are given so long to be seen as hanging."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A program, and what has to be said of it."""
+
+    name: str
+    ranks: int
+    verdicts: tuple[str, ...]
+    culprits: tuple[int, ...] | None = None
+    """None where it is open whom to name."""
+    cause: str | None = None
+    at_root: bool = False
+    """Whether the site has to be the line that carries the comment ROOT."""
+    mentions: str = ""
+    """What summary or evidence have to say."""
+
+    @property
+    def is_healthy(self) -> bool:
+        return self.verdicts == ("healthy",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a program ended, and what was found."""
+
+    codes: tuple[int, ...]
+    report: Report
+
+
+class Runs:
+    """All programs that a test session asks for."""
+
+    def __init__(self, worker: Path, directory: Path, faults: Iterable[Fault], **variables: str) -> None:
+        self._worker, self._directory, self._variables = worker, directory, variables
+        self._pool = ThreadPoolExecutor(AT_A_TIME)
+        self._outcomes: Mapping[str, Future[Outcome]] = {
+            fault.name: self._pool.submit(self._run, fault) for fault in faults
+        }
+
+    def outcome(self, fault: Fault) -> Outcome:
+        """Return the outcome of a program, waiting for it."""
+        return self._outcomes[fault.name].result()
+
+    def close(self) -> None:
+        """Start nothing more."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _run(self, fault: Fault) -> Outcome:
+        directory = self._directory / fault.name
+        codes = run_ranks(self._worker, fault, directory, self._variables)
+        return Outcome(codes=codes, report=diagnose(load(directory / "logs")))
+
+
+def selected(faults: Iterable[Fault], items: Sequence[pytest.Item]) -> list[Fault]:
+    """Return the programs that the selected tests ask for."""
+    return [fault for fault in faults if any(item.name.endswith(f"[{fault.name}]") for item in items)]
+
+
+def run_ranks(worker: Path, fault: Fault, directory: Path, variables: Mapping[str, str]) -> tuple[int, ...]:
+    """Run a program on its ranks until all have ended or hang for good, and return their exit codes."""
+    directory.mkdir(parents=True)
+    port = free_port()
+    processes = []
+    for rank in range(fault.ranks):
+        own = {**surroundings(directory), **launcher_variables(rank, fault.ranks, port), **variables}
+        with (directory / f"{rank}.err").open("w") as errors:
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, worker, fault.name],
+                    env={**os.environ, **own, "LOCAL_WORLD_SIZE": str(fault.ranks)},
+                    cwd=directory,
+                    stdout=errors,
+                    stderr=errors,
+                    start_new_session=True,
+                )
+            )
+    _wait(processes)
+    return tuple(process.wait() for process in processes)
+
+
+def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
+    deadline = time.monotonic() + CAP_SECONDS
+    settled = None
+    try:
+        while time.monotonic() < deadline:
+            hanging = sum(process.poll() is None for process in processes)
+            if not hanging or (settled is not None and time.monotonic() - settled > SETTLED_SECONDS):
+                return
+            if settled is None and 2 * hanging < len(processes):
+                settled = time.monotonic()
+            time.sleep(0.05)
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def assert_as_expected(fault: Fault, outcome: Outcome, worker: Path) -> None:
+    """Check the verdict of a program against what has to be said of it."""
+    verdict = outcome.report.verdict
+    assert verdict.name in fault.verdicts, verdict
+    if fault.is_healthy:
+        assert set(outcome.codes) == {0}, outcome.codes
+        return
+    if fault.culprits is not None:
+        assert verdict.culprits == fault.culprits, verdict
+    if fault.cause is not None:
+        assert verdict.cause == fault.cause, verdict
+    if fault.at_root:
+        assert verdict.site == root_of(worker, fault.name), verdict
+    said = " ".join((verdict.summary, verdict.op or "", *verdict.evidence))
+    assert fault.mentions in said, said
+
+
+def root_of(worker: Path, name: str) -> str:
+    """Return ``file:line`` of the line of a function that carries the comment ROOT."""
+    inside = False
+    for number, line in enumerate(worker.read_text().splitlines(), 1):
+        if line.startswith("def "):
+            inside = line.startswith(f"def {name}(")
+        if inside and "# ROOT" in line:
+            return f"{worker}:{number}"
+    raise LookupError(name)
