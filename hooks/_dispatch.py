@@ -33,3 +33,14 @@ def put_in_front(namespace: str, kernels: Mapping[str, Kernel]) -> Undo:
     for name, kernel in kernels.items():
         library.impl(name, kernel, "BackendSelect", with_keyset=True)
     return library._destroy  # type: ignore[no-any-return]
+
+
+def is_traced(tensors: Any) -> bool:
+    """Return whether a tensor, or the first of a list, is one without data: such a call only traces a program."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    while isinstance(tensors, list | tuple):
+        if not tensors:
+            return False
+        tensors = tensors[0]
+    return isinstance(tensors, FakeTensor) or tensors.device.type == "meta"

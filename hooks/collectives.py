@@ -187,9 +187,10 @@ def _intern(
     """Return the signature of a new kind of call, None for calls on tensors without data: tracing is no collective."""
     import threading
 
+    from distdiag.hooks._dispatch import is_traced
     from distdiag.hooks._operators import describe
 
-    if _is_traced(args):
+    if is_traced(args[0]):
         return None
     recorder.signatures += 1
     described = describe(
@@ -206,14 +207,3 @@ def _intern(
         site.signatures.clear()
     made = site.signatures[key] = Interned(described)
     return made
-
-
-def _is_traced(args: tuple[Any, ...]) -> bool:
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    found = args[0]
-    while isinstance(found, list | tuple):
-        if not found:
-            return False
-        found = found[0]
-    return isinstance(found, FakeTensor) or found.device.type == "meta"

@@ -3,20 +3,37 @@
 Only work of CPU backends is held: a CUDA work owns its outputs, and the device decides its end.
 """
 
+import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 from distdiag.errors import guard, guarded
 from distdiag.hooks._patch import Undo, replace, together, when_imported
-from distdiag.recorder import MAX_FLIGHTS, Recorder
+from distdiag.recorder import MAX_FLIGHTS, Flight, Recorder
 
 BUSY_SECONDS = 0.005
 """Polling costs a launch-bound loop 1.1 % at 2 ms, 0.2 % at 20 ms; waits give exact ends anyway."""
 IDLE_SECONDS = 0.020
 P2P_NEVER_POLLED = frozenset({"send", "recv", "recv_any_source"})
+"""Asked whether one of these is completed, gloo's answer says nothing."""
+ENDED_BY_WAIT = P2P_NEVER_POLLED | {"reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"}
 """gloo ends these only when somebody waits for them."""
+FUNCTIONAL = (
+    "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_tensor_out",
+    "isend",
+    "irecv",
+    "batch_p2p_ops",
+)
+"""Functional operators that issue such calls: ``wait_tensor`` tells their end, and no Python code has their work."""
+UNREACHABLE_AFTER_NS = 100_000_000
+"""By then a call has long returned its work to whoever wanted it."""
+OWN_REFERENCES = 3
+"""What ``getrefcount`` counts when the poll alone has a work: a flight, a variable and an argument."""
 
 
 def install(recorder: Recorder) -> Undo:
@@ -29,7 +46,7 @@ def _install(recorder: Recorder, c10d: ModuleType) -> Undo:
     reaper = Reaper(recorder, waited)
     undos = [reaper.stop]
     undos += [_watch_wait(recorder, owner) for owner in _waitables(c10d)]
-    undos.append(_watch_wait_tensor(reaper))
+    undos += _Functional(recorder, reaper).install()
     reaper.start()
     return together(undos)
 
@@ -67,21 +84,83 @@ def _watch_wait(recorder: Recorder, owner: Any) -> Undo:
     return replace(owner, "wait", watched)
 
 
-def _watch_wait_tensor(reaper: "Reaper") -> Undo:
-    """After a functional collective was waited for, look at once which calls that ended."""
-    from distdiag.hooks._dispatch import BELOW, put_in_front, redispatch
+class _Functional:
+    """Follows functional collectives, which are waited for by their output."""
 
-    send_on = redispatch("_c10d_functional", "wait_tensor")
-    if send_on is None:
-        return lambda: None
+    def __init__(self, recorder: Recorder, reaper: "Reaper") -> None:
+        self._recorder = recorder
+        self._reaper = reaper
+        self._awaited: dict[int, list[Flight]] = {}
+        """Calls that only a wait ends, by the address of an output."""
 
-    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        result = send_on(keyset & BELOW, *args, **kwargs)
-        with guard("follow wait_tensor"):
-            reaper.poll("wait")
-        return result
+    def install(self) -> list[Undo]:
+        """Put kernels in front of the wait, and of what only the wait ends."""
+        from distdiag.hooks._dispatch import put_in_front, redispatch
 
-    return put_in_front("_c10d_functional", {"wait_tensor": kernel})
+        sent_on = {name: redispatch("_c10d_functional", name) for name in ("wait_tensor", *FUNCTIONAL)}
+        kernels = {name: self._issuing(send_on) for name, send_on in sent_on.items() if send_on}
+        if sent_on["wait_tensor"] is None:
+            return []
+        kernels["wait_tensor"] = self._waiting(sent_on["wait_tensor"])
+        return [put_in_front("_c10d_functional", kernels)]
+
+    def _issuing(self, send_on: Any) -> Callable[..., Any]:
+        from distdiag.hooks._dispatch import BELOW
+
+        def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            before = self._recorder.calls
+            result = send_on(keyset & BELOW, *args, **kwargs)
+            with guard("follow a functional collective"):
+                self._await(before, result)
+            return result
+
+        return kernel
+
+    def _waiting(self, send_on: Any) -> Callable[..., Any]:
+        from distdiag.hooks._dispatch import BELOW
+
+        def kernel(keyset: Any, tensor: Any) -> Any:
+            flights: Sequence[Flight] = ()
+            if self._awaited:
+                with guard("learn what is waited for"):
+                    flights = self._begin_wait(tensor)
+            result = send_on(keyset & BELOW, tensor)
+            with guard("follow wait_tensor"):
+                self._end(flights)
+                self._reaper.poll("wait")
+            return result
+
+        return kernel
+
+    def _await(self, before: int, outputs: Any) -> None:
+        flights = self._recorder.flights
+        issued = [(key, each) for key, each in list(flights.items()) if each.call > before]
+        mine = [(key, each) for key, each in issued if each.signature.event.op in ENDED_BY_WAIT]
+        for key, flight in mine:
+            if flights.pop(key, None) is not None:
+                flight.work = None  # torch's registry keeps it until the wait
+                flights[-flight.call] = flight
+        if not mine:
+            return
+        if len(self._awaited) > MAX_FLIGHTS:
+            self._awaited.clear()
+        for output in outputs if isinstance(outputs, list | tuple) else [outputs]:
+            self._awaited.setdefault(output.data_ptr(), []).extend(flight for _, flight in mine)
+
+    def _begin_wait(self, tensor: Any) -> Sequence[Flight]:
+        from distdiag.hooks._dispatch import is_traced
+
+        if is_traced(tensor):
+            return ()
+        flights = self._awaited.pop(tensor.data_ptr(), ())
+        for flight in flights:
+            flight.wait_start_ns = time.monotonic_ns()
+        return flights
+
+    def _end(self, flights: Sequence[Flight]) -> None:
+        for flight in flights:
+            if self._recorder.flights.pop(-flight.call, None) is not None:
+                self._recorder.end(flight, time.monotonic_ns())
 
 
 class Reaper:
@@ -119,13 +198,20 @@ class Reaper:
         flights = self._recorder.flights
         for key, flight in list(flights.items()):
             work = flight.work
-            if work is None or flight.wait_start_ns or flight.signature.event.op in P2P_NEVER_POLLED:
+            if work is None or flight.wait_start_ns:
                 continue
-            if work.is_completed():
-                end_ns = time.monotonic_ns()
+            op, now = flight.signature.event.op, time.monotonic_ns()
+            if op not in P2P_NEVER_POLLED and work.is_completed():
                 if flights.pop(key, None) is not None:
-                    self._recorder.end(flight, end_ns, clock, self._failure(work))
+                    self._recorder.end(flight, time.monotonic_ns(), clock, self._failure(work))
                     flight.work = None
+            elif (
+                op in ENDED_BY_WAIT
+                and now - flight.start_ns > UNREACHABLE_AFTER_NS
+                and sys.getrefcount(work) <= OWN_REFERENCES
+            ):  # nobody can wait for it any more, and it holds its tensors
+                flights.pop(key, None)
+                flight.work = None
             del work
 
     def _forget_oldest(self) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
+import torch.distributed._functional_collectives
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from distdiag import events
 from distdiag.hooks import completion
@@ -19,6 +21,9 @@ from tests.ranks import Ended, launch
 from tests.recordings import Recording, floats, lonely_world, pretended_world, recording
 
 dist: Any = torch.distributed
+functional: Any = torch.distributed._functional_collectives
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
 
 SOON_SECONDS = 10.0
 
@@ -68,16 +73,49 @@ def test_call_that_nobody_waits_for_ends_by_polling(tmp_path: Path) -> None:
 
 
 def test_functional_collective_ends_when_its_tensor_is_waited_for(tmp_path: Path) -> None:
-    import torch.distributed._functional_collectives as functional
-
     with recording(tmp_path) as made, lonely_world():
-        reduce: Any = functional.all_reduce
-        reduce(floats(2), "sum", dist.group.WORLD) + 1
+        functional.all_reduce(floats(2), "sum", dist.group.WORLD) + 1
 
         done = made.the_call().done
         assert done is not None
         assert done.clock in ("wait", "poll")
         assert made.recorder.flights == {}
+
+
+def test_functional_reduce_scatter_ends_only_when_it_is_waited_for(tmp_path: Path) -> None:
+    with recording(tmp_path) as made, lonely_world():
+        several = functional.reduce_scatter_tensor_coalesced([floats(2), floats(3)], "sum", [0, 0], dist.group.WORLD)
+        one = functional.reduce_scatter_tensor(floats(2), "sum", 0, dist.group.WORLD)
+        time.sleep(2 * completion.UNREACHABLE_AFTER_NS / 1e9)
+        assert [each.done for each in made.log.issued()] == [None, None]
+
+        functional.wait_tensor(several[1])
+        functional.wait_tensor(one)
+
+        ends = [each.done for each in made.log.issued()]
+        assert [each and each.clock for each in ends] == ["wait", "wait"]
+        assert all(each and each.wait_start_ns for each in ends)
+        assert made.recorder.flights == {}
+        functional.wait_tensor(several[0])
+
+
+def test_tracing_of_a_wait_is_not_taken_for_one(tmp_path: Path) -> None:
+    with recording(tmp_path) as made, lonely_world():
+        reduced = functional.reduce_scatter_tensor(floats(2), "sum", 0, dist.group.WORLD)
+        with FakeTensorMode():
+            functional.wait_tensor(floats(2))
+        assert made.the_call().done is None
+
+        functional.wait_tensor(reduced)
+
+        assert made.the_call().done is not None
+
+
+def test_functional_send_ends_when_its_tensor_is_waited_for(recorded: Recording) -> None:
+    sent = torch.ops._c10d_functional.isend(floats(2), 0, 0, dist.group.WORLD.group_name)
+    functional.wait_tensor(sent)
+
+    assert recorded.the_call("send").done is not None
 
 
 def test_send_that_nobody_waits_for_has_no_end(recorded: Recording) -> None:
@@ -87,6 +125,23 @@ def test_send_that_nobody_waits_for_has_no_end(recorded: Recording) -> None:
     recorded.recorder.poll()
 
     assert [each.done for each in recorded.log.issued()] == [None, None]
+
+
+def test_send_that_nobody_can_wait_for_any_more_is_let_go_with_its_tensor(recorded: Recording) -> None:
+    dist.isend(floats(2), 0)
+
+    until(lambda: not recorded.recorder.flights)
+
+    assert recorded.the_call().done is None
+
+
+def test_send_that_somebody_still_has_is_followed_to_its_wait(recorded: Recording) -> None:
+    work = dist.isend(floats(2), 0)
+    time.sleep(2 * completion.UNREACHABLE_AFTER_NS / 1e9)
+
+    work.wait()
+
+    assert recorded.the_call().done is not None
 
 
 def test_end_is_written_once_even_where_polling_meets_a_wait(tmp_path: Path) -> None:
