@@ -51,12 +51,8 @@ def deaths_of(run: Run, lives: Mapping[int, Life], blocked_since: Mapping[int, i
 
     ``blocked_since`` tells since when a rank was blocked in a call it never came out of.
     """
-    registry = _Registry(run, lives)
-    single = [
-        death
-        for rank, life in lives.items()
-        if (death := registry.raised(life) or registry.ended(life, blocked_since.get(rank))) is not None
-    ]
+    registry = _Registry(run, lives, blocked_since)
+    single = [death for life in lives.values() if (death := registry.raised(life) or registry.ended(life)) is not None]
     single += registry.unsigned()
     first_timeout = registry.first_timeout_ns()
     timely = [d for d in single if first_timeout is None or d.time_ns <= first_timeout]
@@ -117,8 +113,8 @@ def _type_of(text: str) -> str:
 class _Registry:
     """What the deaths of a run are told by, looked up once for all ranks."""
 
-    def __init__(self, run: Run, lives: Mapping[int, Life]) -> None:
-        self._run, self._lives = run, lives
+    def __init__(self, run: Run, lives: Mapping[int, Life], blocked_since: Mapping[int, int]) -> None:
+        self._run, self._lives, self._blocked_since = run, lives, blocked_since
         calls, faults = run.calls, run.faults
         self._uncaught: dict[int, list[Any]] = {}
         for fault in records(faults[faults["where"] == "uncaught"]):
@@ -185,9 +181,9 @@ class _Registry:
         # The error came before the call that was made while handling it.
         return int(during["start_ns"].iloc[0]) - 1 if len(during) else int(fault.time_ns)
 
-    def ended(self, life: Life, blocked_since: int | None) -> Death | None:
+    def ended(self, life: Life) -> Death | None:
         """Return the death of a process that could not say why."""
-        if blocked_since is not None and life.end_ns - blocked_since > LONG_BLOCKED_NS:
+        if self._had_long_been_blocked(life):
             return None
         if life.end in (End.KILLED, End.FAILED):
             return self._seen_by_launcher(life)
@@ -196,12 +192,26 @@ class _Registry:
             return self._death(life, "aborted", life.signal or "a fatal signal", frames)
         if life.end is End.HARD_EXIT and (life.code or self._failed_after(life)):
             return self._death(life, "exited", f"os._exit({life.code})")
-        if life.end in (End.SILENT, End.TORN_DOWN) and life.failed_ns is None:
+        if life.end in (End.SILENT, End.TORN_DOWN) and life.failed_ns is None and not self._all_were_ended(life):
             seen_by = self._saw_it_go(life)
             if seen_by:
                 signal = "SIGTERM" if life.end is End.TORN_DOWN else "SIGKILL"
                 return self._death(life, "killed", signal, seen_by=seen_by)
         return None
+
+    def _had_long_been_blocked(self, life: Life) -> bool:
+        since_ns = self._blocked_since.get(life.rank)
+        return since_ns is not None and life.end_ns - since_ns > LONG_BLOCKED_NS
+
+    def _all_were_ended(self, life: Life) -> bool:
+        """Return whether ranks that had long been waiting ended without a word at the same moment."""
+        return any(
+            other is not life
+            and other.end is life.end
+            and abs(other.last_ns - life.last_ns) <= 2 * PULSE_NS
+            and self._had_long_been_blocked(other)
+            for other in self._lives.values()
+        )
 
     def _seen_by_launcher(self, life: Life) -> Death | None:
         if life.failed_ns is not None:

@@ -199,7 +199,7 @@ def _unrecovered(calls: pd.DataFrame, phases: pd.DataFrame) -> dict[int, tuple[i
     last_well = by_rank(well.groupby("rank")["start_ns"].max())
     first: dict[int, tuple[int, str | None]] = {}
     for rank, end_ns, error in zip(both["rank"].tolist(), both["end_ns"].tolist(), both["error"].tolist(), strict=True):
-        if end_ns >= last_well.get(rank, 0) and (rank not in first or end_ns < first[rank][0]):
+        if end_ns > last_well.get(rank, 0) and (rank not in first or end_ns < first[rank][0]):
             first[rank] = end_ns, text(error)
     return first
 

@@ -57,24 +57,21 @@ class Runs:
     """All programs that a test session asks for."""
 
     def __init__(self, worker: Path, directory: Path, faults: Iterable[Fault], **variables: str) -> None:
-        self._worker, self._directory, self._variables = worker, directory, variables
+        self._directory = directory
         self._pool = ThreadPoolExecutor(AT_A_TIME)
-        self._outcomes: Mapping[str, Future[Outcome]] = {
-            fault.name: self._pool.submit(self._run, fault) for fault in faults
+        self._codes: Mapping[str, Future[tuple[int, ...]]] = {
+            fault.name: self._pool.submit(run_ranks, worker, fault, directory / fault.name, variables)
+            for fault in faults
         }
 
     def outcome(self, fault: Fault) -> Outcome:
-        """Return the outcome of a program, waiting for it."""
-        return self._outcomes[fault.name].result()
+        """Wait for a program and return its outcome."""
+        codes = self._codes[fault.name].result()
+        return Outcome(codes=codes, report=diagnose(load(self._directory / fault.name / "logs")))
 
     def close(self) -> None:
         """Start nothing more."""
         self._pool.shutdown(cancel_futures=True)
-
-    def _run(self, fault: Fault) -> Outcome:
-        directory = self._directory / fault.name
-        codes = run_ranks(self._worker, fault, directory, self._variables)
-        return Outcome(codes=codes, report=diagnose(load(directory / "logs")))
 
 
 def selected(faults: Iterable[Fault], items: Sequence[pytest.Item]) -> list[Fault]:
