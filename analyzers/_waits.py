@@ -47,7 +47,8 @@ def _blocking(run: Run, lives: Mapping[int, Life]) -> npt.NDArray[np.bool_]:
     blocking = calls["failed"].to_numpy() & before_failure(calls, lives)
     failures = {rank: life.failed_ns for rank, life in lives.items() if life.failed_ns is not None}
     for row in np.flatnonzero(blocking):
-        blocking[row] = (whole(calls["end_ns"].iloc[row]) or 0) >= failures.get(int(calls["rank"].iloc[row]), 0)
+        failed_ns = failures.get(int(calls["rank"].iloc[row]))
+        blocking[row] = failed_ns is not None and (whole(calls["end_ns"].iloc[row]) or 0) >= failed_ns
     pending = np.flatnonzero((calls["end_ns"].isna() & ~calls["failed"] & ~calls["captured"]).to_numpy())
     pending = pending[~np.isin(calls["rank"].to_numpy()[pending], list(failures))]
     blocking[pending] = _hold(run, calls.iloc[pending])
