@@ -238,7 +238,7 @@ def test_thread_that_polls_is_gone_after_uninstall(tmp_path: Path) -> None:
 LATE_SECONDS = 0.3
 
 LATE_AND_LOST = f"""
-import json, os, sys, time
+import json, os, threading, time
 import torch
 import torch.distributed as dist
 import distdiag
@@ -260,6 +260,14 @@ work = dist.all_reduce(tensor, async_op=True)  # LINE polled
 time.sleep({2 * LATE_SECONDS} if rank == 0 else {LATE_SECONDS})
 work.wait()
 dist.barrier()
+ticks = []
+threading.Thread(target=lambda: [ticks.append(time.sleep(0.01)) for _ in range(1000)], daemon=True).start()
+if rank == 1:
+    time.sleep({LATE_SECONDS})
+before = len(ticks)
+dist.monitored_barrier()  # LINE blocking
+ticked = len(ticks) - before
+dist.barrier()
 if rank == 1:
     dist.isend(tensor, 0)  # LINE nobody waits
     os._exit(0)
@@ -267,7 +275,7 @@ works = [dist.all_reduce(tensor, async_op=True), None]  # LINE lost
 try:
     dist.all_reduce(tensor)  # LINE failed
 except RuntimeError as error:
-    print(str(error).splitlines()[0])
+    print(json.dumps({{"ticked": ticked, "error": str(error).splitlines()[0]}}))
 time.sleep(0.2)
 os._exit(0)
 """
@@ -293,6 +301,14 @@ def test_rank_that_waits_for_a_late_one_takes_as_long_as_it_is_late(late_and_los
     assert late < 0.1
 
 
+def test_other_threads_run_while_a_call_blocks(late_and_lost: list[Ended]) -> None:
+    blocked = the_call_at(late_and_lost[0], "blocking")
+
+    assert LATE_SECONDS * 0.9 < blocked.seconds < LATE_SECONDS + 0.2
+    assert blocked.done.clock == "wait"
+    assert late_and_lost[0].told["ticked"] > 5
+
+
 def test_polling_tells_the_end_not_the_wait(late_and_lost: list[Ended]) -> None:
     waiting, late = (the_call_at(rank, "polled") for rank in late_and_lost)
 
@@ -310,7 +326,7 @@ def test_call_whose_peer_left_has_failed(late_and_lost: list[Ended]) -> None:
 
     assert failed.done.failed
     assert failed.done.error.startswith("RuntimeError: ")
-    assert late_and_lost[0].stdout.strip().strip('"') in failed.done.error
+    assert late_and_lost[0].told["error"] in failed.done.error
 
 
 def test_call_whose_peer_left_has_failed_also_where_nobody_waits(late_and_lost: list[Ended]) -> None:
