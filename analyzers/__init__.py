@@ -37,6 +37,7 @@ from distdiag.analyzers import (
 )
 from distdiag.analyzers._performance import performance
 from distdiag.analyzers._positions import positions
+from distdiag.analyzers._stacks import stacks_of
 from distdiag.analyzers._triage import triage
 from distdiag.analyzers._verdict import by_gravity, verdict_of
 from distdiag.findings import Finding, Report
@@ -94,4 +95,5 @@ def diagnose(run: Run) -> Report:
         triage=triage(run, verdict, measured),
         performance=measured,
         data_quality=run.quality.as_dict(),
+        stacks=stacks_of(run),
     )

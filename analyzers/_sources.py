@@ -5,6 +5,7 @@ import re
 from distdiag.run import Run
 
 OWN = "distdiag"
+STACKS = "stacks"
 UNHEARD = "unheard"
 """Setting in the header of a rank of which an importer found nothing, though others were heard of."""
 NOT_TOLD = {
@@ -29,6 +30,12 @@ def unheard(run: Run) -> frozenset[int]:
 def tells_steps(run: Run) -> bool:
     """Return whether the steps of calls are steps: foreign sources know none."""
     return bool(recorded(run))
+
+
+def seen_once(run: Run) -> bool:
+    """Return whether all that is known are stacks that were taken at one moment."""
+    only_stacks = len(run.headers) > 0 and set(run.headers["source"]) == {STACKS}
+    return only_stacks and int(run.stacks.groupby("rank")["time_ns"].count().max()) == 1
 
 
 def in_words(run: Run) -> str | None:

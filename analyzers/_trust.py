@@ -1,9 +1,10 @@
 """How far a finding can be trusted: what the logs hold, and what they lack."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from distdiag.analyzers._incident import Absence, Disagreement, Incident
-from distdiag.analyzers._sources import in_words, recorded, tells_steps, unheard
+from distdiag.analyzers._sources import in_words, recorded, seen_once, tells_steps, unheard
 from distdiag.analyzers._wording import counted, named
 from distdiag.events import NUMBER_UNKNOWN
 from distdiag.findings import Confidence
@@ -57,13 +58,7 @@ def data_in_words(run: Run) -> str:
 
 
 def _doubts(run: Run, incident: Incident) -> list[str]:
-    doubts = []
-    read = in_words(run)
-    if read is not None:
-        doubts.append(read)
-    silent = sorted(unheard(run) & set(incident.culprits))
-    if silent:
-        doubts.append(f"nothing here is of {named(silent)}: did not come, or what it printed is elsewhere")
+    doubts = [*_doubts_of_source(run, incident)]
     members = set(incident.members) if incident.members is not None else set(range(run.world_size or 0))
     unlogged = sorted(members & set(run.missing))
     if unlogged:
@@ -85,9 +80,20 @@ def _doubts(run: Run, incident: Incident) -> list[str]:
     return doubts
 
 
+def _doubts_of_source(run: Run, incident: Incident) -> Iterator[str]:
+    read = in_words(run)
+    if read is not None:
+        yield read
+    if seen_once(run):
+        yield "each process was looked at once, which does not show that it stands still: look again"
+    silent = sorted(unheard(run) & set(incident.culprits))
+    if silent:
+        yield f"nothing here is of {named(silent)}: did not come, or what it printed is elsewhere"
+
+
 def _is_guesswork(run: Run, incident: Incident) -> bool:
     basis = incident.basis
-    if set(incident.culprits) & unheard(run):
+    if set(incident.culprits) & unheard(run) or seen_once(run):
         return True
     if isinstance(basis, Absence):
         return not basis.places and not incident.culprits

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from distdiag.analyzers._incident import Disagreement, Incident
 from distdiag.analyzers._investigation import investigate
-from distdiag.analyzers._issued import group_words
+from distdiag.analyzers._issued import called, group_words
 from distdiag.analyzers._telling import both_sides
 from distdiag.analyzers._wording import named
 from distdiag.findings import Finding
@@ -41,11 +41,12 @@ def _summary(incident: Incident) -> str:
         threads = sorted({call.thread for call in (d.made, d.expected) if call is not None})
         return (
             f"threads {' and '.join(threads)} issue calls on {group} in an order that differs between ranks: "
-            f"call {incident.seq}{incident.at_step}\n"
+            f"{incident.number}{incident.at_step}\n"
             f"{both_sides(incident, basis)}."
         )
+    call = called(incident.op or "a call", incident.seq)
     return (
-        f"two threads had calls in flight on {group}: {incident.op} {incident.seq}{incident.at_step}\n"
+        f"two threads had calls in flight on {group}: {call}{incident.at_step}\n"
         f"{named(incident.victims)} issued all of it, so only the order in which the threads' calls began can differ."
     )
 

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import click
 
-from distdiag.commands import analyze, demo, explain
+from distdiag.commands import analyze, demo, explain, stacks
 from distdiag.errors import DistdiagError
 
 CANNOT = 2
@@ -40,6 +40,7 @@ def run_command(arguments: tuple[str, ...]) -> None:
 
 cli.add_command(analyze.command)
 cli.add_command(explain.command)
+cli.add_command(stacks.command)
 cli.add_command(demo.command)
 cli.add_command(run_command)
 

@@ -91,6 +91,20 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StackBranch:
+    """One frame of the merged stacks of all ranks, in a walk through their tree from the outermost frame."""
+
+    depth: int
+    thread: str
+    """The thread it is of, numbers in its name left out."""
+    function: str
+    file: str
+    lines: tuple[int, ...]
+    """Where in the function the ranks are."""
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """Everything that reporters render."""
 
@@ -101,6 +115,8 @@ class Report:
     """Question of the triage, in order, to its answer or to why these logs cannot answer it."""
     performance: Mapping[str, Any]
     data_quality: Mapping[str, Any]
+    stacks: tuple[StackBranch, ...] = ()
+    """Stacks of all ranks that left any, merged."""
 
 
 def as_json(report: Report) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from distdiag import run
 from distdiag.errors import DistdiagError
-from distdiag.importers import flight_recorder, stderr
+from distdiag.importers import flight_recorder, stacks, stderr
 from distdiag.importers._contract import Imported, Importer
 from distdiag.importers._merging import merged
 from distdiag.importers._sorting import Sorted, sorted_files
@@ -21,7 +21,7 @@ from distdiag.run import Run
 
 __all__ = ["IMPORTERS", "Imported", "Importer", "load"]
 
-IMPORTERS: tuple[Importer, ...] = (flight_recorder, stderr)
+IMPORTERS: tuple[Importer, ...] = (flight_recorder, stacks, stderr)
 """In the order of trust: where two sources tell the calls of one rank, the first one's are taken."""
 
 

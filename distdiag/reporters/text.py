@@ -7,6 +7,7 @@ from typing import TextIO
 from distdiag.findings import Finding, Position, Report, Verdict
 from distdiag.reporters import _terminal, words
 from distdiag.reporters._lines import BLANK, GAP, Line, Span, hang, hang_all, plain, table, wrap
+from distdiag.reporters._stacks import stack_lines
 
 SENTENCE_END = re.compile(r"(?<=\.)\s+(?=[A-Z])|\n+")
 """A full stop ends a sentence only before a capital: lines of code have full stops too."""
@@ -39,6 +40,7 @@ def compose(report: Report, *, width: int, height: int) -> list[Line]:
         _ranks(report, width),
         _before(report.positions, width) + _why(report.verdict, width),
         hang_all("Do next", report.verdict.next_steps, indent=LABEL, width=width, numbered=True),
+        stack_lines(report.stacks, width),
         _others(report, width),
         _triage(report.triage, width),
     )

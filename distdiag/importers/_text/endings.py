@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 
 from distdiag import events
+from distdiag._stackframes import user_part
 from distdiag.importers._text.facts import Ended, Frozen, Raised, Remark, Role, Torn
-from distdiag.importers._text.frames import user_part
 from distdiag.importers._text.launchers import SIGTERM
 from distdiag.importers._text.tales import Job
 from distdiag.importers._text.times import SECOND_NS

@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Sequence
 
 from distdiag import events
-from distdiag.importers._text.frames import user_part
+from distdiag._stackframes import user_part
 from distdiag.importers._text.tales import Act
 
 AGREES_ON_ROOT = frozenset({"broadcast", "reduce", "gather", "scatter"})

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from distdiag import events
-from distdiag.importers._text.frames import UNKNOWN
+from distdiag._stackframes import UNKNOWN
 from distdiag.importers._text.groups import GroupBook
 from distdiag.importers._text.names import is_point_to_point
 from distdiag.importers._text.owners import Told

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 
 from distdiag import events
+from distdiag._stackframes import BACKWARD, UNKNOWN, creation_in, operation_in
 from distdiag.events import GROUP_UNKNOWN
 from distdiag.importers._text.facts import CallSite, CommunicatorRank, Issued, Progress, Raised, Role, Waited
-from distdiag.importers._text.frames import BACKWARD, UNKNOWN, creation_in, operation_in
 from distdiag.importers._text.names import DEFAULT_GROUP
 from distdiag.importers._text.tales import MILLISECOND_NS, Act, Job, Tale
 

@@ -34,6 +34,7 @@ def test_fields_stand_in_the_order_of_the_contract() -> None:
         "triage",
         "performance",
         "data_quality",
+        "stacks",
     ]
     assert content["schema"] == "distdiag.report/1"
 

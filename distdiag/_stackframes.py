@@ -4,7 +4,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from distdiag.run import user_frames
+from distdiag._crashes import user_frames
 
 BACKWARD = "backward"
 """Operation of a rank that waits somewhere in a backward pass: which collective it is, its frames do not say."""
@@ -49,6 +49,7 @@ _SAME_OP = {"isend": "send", "irecv": "recv", "batch_isend_irecv": "send", "_all
 _COLLECTIVES = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
 _AUTOGRAD = "torch/autograd/"
 _FRAME = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)", re.DOTALL)
+_SOURCES = (".py", ".pyx", ".ipynb")
 _RELATIVE_LIBRARIES = ("torch/", "<", "distdiag/")
 
 
@@ -59,11 +60,13 @@ def split(frame: str) -> tuple[str, int, str]:
 
 
 def user_part(frames: Sequence[str]) -> tuple[str, ...]:
-    """Return the frames that are not of torch or the standard library, however their files are shortened."""
-    return tuple(frame for frame in user_frames(frames) if not _is_short_library(split(frame)[0]))
+    """Return the frames of the user's Python: none of torch, the standard library or C, however files are shortened."""
+    return tuple(frame for frame in user_frames(frames) if not _is_library(split(frame)[0]))
 
 
-def _is_short_library(file: str) -> bool:
+def _is_library(file: str) -> bool:
+    if not file.endswith(_SOURCES):
+        return "ipykernel" not in file  # cells of a notebook have no file
     if file.startswith(_RELATIVE_LIBRARIES):
         return True
     module = file.partition("/")[0].removesuffix(".py")

@@ -1,0 +1,156 @@
+"""Dumps of stacks: what py-spy prints, as text or JSON, and what Python's faulthandler writes."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from distdiag import events
+
+MAX_FRAMES = 1000
+"""Python's own limit of recursion."""
+MAX_THREADS = 4096
+PY_SPY = "py-spy"
+FAULTHANDLER = "faulthandler"
+MAIN = "MainThread"
+
+BEGINS_THREAD = re.compile(r"\s*Thread (?P<id>(?:0x)?[0-9A-Fa-f]+) \((?:idle|active)[^)]*\)(?:: \"(?P<name>[^\"]*)\")?")
+BEGINS_FAULT_THREAD = re.compile(
+    r"\s*(?P<current>Current thread|Thread) (?P<id>0x[0-9a-f]+)(?: \[(?P<name>.*)\])? \(most recent call first\):"
+)
+_PROCESS = re.compile(r"\s*Process (?P<pid>\d+): (?P<command>.*)")
+_RANK = re.compile(r"[\s#=*\[-]*rank[ :=]*(?P<rank>\d+)\b", re.IGNORECASE)
+_FRAME = re.compile(r"\s+(?P<function>\S.*?) \((?P<file>[^()]*?)(?::(?P<line>\d+))?\)\s*$")
+_FAULT_FRAME = re.compile(r'\s*File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.+)')
+_LOCAL_RANK = re.compile(r"--local[-_]rank[= ](\d+)")
+
+
+@dataclass(slots=True, kw_only=True)
+class Dump:
+    """The stacks of one process at one moment."""
+
+    source: str
+    rank: int | None = None
+    pid: int = 0
+    command: str = ""
+    threads: list[events.ThreadStack] = field(default_factory=list)
+
+
+class _Frame(msgspec.Struct):
+    name: str = ""
+    filename: str = ""
+    short_filename: str | None = None
+    line: int = 0
+
+
+class _Process(msgspec.Struct):
+    pid: int = 0
+    command_line: str = ""
+
+
+class _Thread(msgspec.Struct):
+    frames: list[_Frame]
+    thread_name: str | None = None
+    thread_id: int = 0
+    pid: int = 0
+    process_info: _Process | None = None
+
+
+_json = msgspec.json.Decoder(list[_Thread])
+
+
+def from_json(data: bytes) -> Iterator[Dump]:
+    """Yield the process of a dump that py-spy wrote as JSON; nothing if it is none."""
+    try:
+        threads = _json.decode(data)
+    except msgspec.MsgspecError:
+        return
+    if not threads:
+        return
+    info = threads[0].process_info
+    command = info.command_line if info is not None else ""
+    yield Dump(
+        source=PY_SPY,
+        rank=_rank_in(command),
+        pid=threads[0].pid or (info.pid if info is not None else 0),
+        command=command,
+        threads=[
+            _stack(
+                thread.thread_name,
+                str(thread.thread_id),
+                [f"{f.filename}:{f.line} {f.name}" for f in reversed(thread.frames[:MAX_FRAMES])],
+            )
+            for thread in threads[:MAX_THREADS]
+        ],
+    )
+
+
+def from_text(lines: Iterable[str]) -> Iterator[Dump]:
+    """Yield the processes of a dump in text."""
+    reader = _Reader()
+    for line in lines:
+        yield from reader.take(line)
+    yield from reader.end()
+
+
+class _Reader:
+    """Takes lines and yields each process when the next one begins."""
+
+    def __init__(self) -> None:
+        self._dump: Dump | None = None
+        self._frames: list[str] = []
+        self._name: str | None = None
+        self._number = ""
+        self._rank: int | None = None
+
+    def take(self, line: str) -> Iterator[Dump]:
+        if found := _PROCESS.match(line):
+            yield from self.end()
+            command = found["command"]
+            rank = self._rank if self._rank is not None else _rank_in(command)
+            self._dump = Dump(source=PY_SPY, rank=rank, pid=int(found["pid"]), command=command)
+        elif found := BEGINS_THREAD.match(line):
+            self._begin(found["name"], found["id"], PY_SPY)
+        elif found := BEGINS_FAULT_THREAD.match(line):
+            self._begin(None, found["id"], FAULTHANDLER)
+        elif found := _FRAME.match(line) or _FAULT_FRAME.match(line):
+            self._frame(found)
+        elif (found := _RANK.match(line)) and not line.startswith(" "):
+            yield from self.end()
+            self._rank = int(found["rank"])
+
+    def end(self) -> Iterator[Dump]:
+        """Yield the process that was being read."""
+        self._finish()
+        if self._dump is not None and self._dump.threads:
+            yield self._dump
+            self._rank = None
+        self._dump = None
+
+    def _begin(self, name: str | None, number: str, source: str) -> None:
+        self._finish()
+        if self._dump is None:
+            self._dump = Dump(source=source, rank=self._rank)
+        self._name, self._number = name, number
+
+    def _frame(self, found: re.Match[str]) -> None:
+        if self._number and len(self._frames) < MAX_FRAMES:
+            line = found["line"] if found["line"] and found["line"].isdecimal() else "0"
+            self._frames.append(f"{found['file']}:{line} {found['function']}")
+
+    def _finish(self) -> None:
+        if self._dump is not None and self._frames and len(self._dump.threads) < MAX_THREADS:
+            self._dump.threads.append(_stack(self._name, self._number, self._frames[::-1]))
+        self._frames, self._name, self._number = [], None, ""
+
+
+def _stack(name: str | None, number: str, frames: list[str]) -> events.ThreadStack:
+    """Return the stack of a thread; where nothing names it, the one that began with a module is the main one."""
+    main = bool(frames) and frames[0].endswith(" <module>")
+    return events.ThreadStack(thread=name or (MAIN if main else number), frames=frames)
+
+
+def _rank_in(command: str) -> int | None:
+    found = _LOCAL_RANK.search(command)
+    return int(found[1]) if found else None
