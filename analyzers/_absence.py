@@ -72,7 +72,8 @@ def _arrival(scene: Scene, wait: Wait, rank: int) -> int | None:
 
 
 def _absence(scene: Scene, absent: Sequence[_Absent]) -> Incident:
-    wait = min((each.wait for each in absent), key=lambda wait: (wait.since_ns, wait.group, wait.number))
+    culprits = tuple(each.rank for each in absent)
+    wait = _nearest(scene.waits, frozenset(culprits))
     places = tuple(each.place for each in absent if each.place is not None)
     arrivals = [each.arrived_ns for each in absent if each.arrived_ns is not None]
     sites = scene.sites_of([wait]) | {place.rank: place.site for place in places if place.site is not None}
@@ -87,12 +88,27 @@ def _absence(scene: Scene, absent: Sequence[_Absent]) -> Incident:
         absent[0].name,
         wait,
         basis,
-        culprits=tuple(each.rank for each in absent),
+        culprits=culprits,
         step=places[0].step if places else None,
         site=places[0].site if places else None,
         sites=sites,
         cause=absent[0].cause,
         evidence=tuple(_evidence(scene, place, wait) for place in places[:3] if place.told),
+    )
+
+
+def _nearest(waits: Iterable[Wait], culprits: frozenset[int]) -> Wait:
+    """Return the operation that lacks all of the culprits, or most, and nobody else: others are missed elsewhere."""
+    return min(
+        (wait for wait in waits if wait.absent & culprits),
+        key=lambda wait: (
+            len(wait.absent - culprits),
+            -len(wait.absent & culprits),
+            wait.kind is not WaitKind.COLLECTIVE,
+            wait.since_ns,
+            wait.group,
+            wait.number,
+        ),
     )
 
 

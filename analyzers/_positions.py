@@ -8,6 +8,7 @@ import pandas as pd
 
 from distdiag.analyzers._issued import called, group_name, in_group
 from distdiag.analyzers._paths import location, short
+from distdiag.analyzers._queues import is_queued
 from distdiag.analyzers._sources import recorded, tells_steps
 from distdiag.findings import Position
 from distdiag.run import Run
@@ -49,7 +50,11 @@ class _Places:
         ended = run.calls[run.calls["end_ns"].notna() & ~run.calls["failed"]]
         self._last_ended = _last(ended)
         self._last_call = _last(run.calls)
-        self._last_open = _last(run.calls[run.calls["end_ns"].isna()])
+        open_calls = run.calls["end_ns"].isna()
+        queued = run.calls[open_calls & is_queued(run)]
+        # What stands behind the first unfinished operation of a device has not begun.
+        self._queues = _last(queued.drop_duplicates("rank"))
+        self._last_open = _last(run.calls[open_calls]) | self._queues
         self._pulse = _last(run.pulses, "time_ns")
         self._phase = _last(_open(run.phases, ["rank", "number"]), "time_ns")
         self._batch = _last(_open(run.batches, ["rank", "loader", "batch"]), "time_ns")
@@ -132,6 +137,8 @@ class _Places:
         Waits inside C++ are not seen as waits; then the main thread stays at the lines that issued the call.
         """
         pulse = self._pulse.get(rank)
+        if pulse is None and rank in self._queues:
+            return True  # where the host is nobody tells; the device is there
         newer = pulse is not None and int(pulse["time_ns"]) > int(row["start_ns"])
         if newer and pulse is not None and int(row["call"]) in pulse["waiting"]:
             return True

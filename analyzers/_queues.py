@@ -6,7 +6,7 @@ and for those whose devices are still at an earlier one. A head that the peers h
 for nobody: without that rank's device they could not have; it stopped in the middle.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,11 +84,16 @@ def queues_of(run: Run, lives: Mapping[int, Life]) -> Queues:
         return Queues(heads={}, halted=(), waits=())
     first = unfinished.sort_values("call", kind="stable").drop_duplicates("rank")
     heads = {head.rank: head for head in map(_head, records(first))}
-    halted = tuple(found for head in heads.values() if (found := _halted(lives, progress, head)) is not None)
-    stuck = {each.head.rank for each in halted}
+    passed = [found for head in heads.values() if (found := _passed(progress, head)) is not None]
+    stopped = {each.head.rank: each for each in passed if _is_certain(lives, progress, each)}
     messages = Messages(queued, unfinished, {rank: head.call for rank, head in heads.items()})
-    waits = (*_collectives(run, progress, heads, stuck), *_messages(run, messages, heads, stuck))
-    return Queues(heads=heads, halted=tuple(sorted(halted, key=lambda each: each.head.rank)), waits=waits)
+    waits = (
+        *_collectives(run, progress, heads, stopped.keys()),
+        *_messages(run, messages, heads, stopped.keys()),
+    )
+    awaited = {rank for wait in waits for rank in wait.behind}
+    stopped |= {each.head.rank: each for each in passed if each.head.rank in awaited and _is_old(lives, each.head)}
+    return Queues(heads=heads, halted=tuple(stopped[rank] for rank in sorted(stopped)), waits=waits)
 
 
 def _head(row: Any) -> Head:
@@ -105,8 +110,8 @@ def _head(row: Any) -> Head:
     )
 
 
-def _halted(lives: Mapping[int, Life], progress: Progress, head: Head) -> Halted | None:
-    """Return a head that peers went past, by more than their logs may differ."""
+def _passed(progress: Progress, head: Head) -> Halted | None:
+    """Return a head that peers went past."""
     if head.p2p or head.op in FREE_RUNNING:
         return None
     completed = {
@@ -117,20 +122,24 @@ def _halted(lives: Mapping[int, Life], progress: Progress, head: Head) -> Halted
     if not completed:
         return None
     behind = max(completed.values()) - head.seq + 1
-    watched_ns = lives[head.rank].watched_ns
-    if watched_ns - head.since_ns < BRIEF_NS or (behind < BEHIND and not _long_past(progress, head, watched_ns)):
-        return None
     return Halted(head=head, completed_by=tuple(sorted(completed)), behind=behind)
 
 
-def _long_past(progress: Progress, head: Head, watched_ns: int) -> bool:
-    """Return whether peers completed a head long before this rank's log ends."""
+def _is_certain(lives: Mapping[int, Life], progress: Progress, passed: Halted) -> bool:
+    """Return whether peers went past a head by more than their logs may differ."""
+    head = passed.head
+    if passed.behind >= BEHIND:
+        return _is_old(lives, head)
     end_ns = progress.ended_ns(head.group, head.seq)
-    return end_ns is not None and watched_ns - end_ns >= BRIEF_NS
+    return end_ns is not None and lives[head.rank].last_ns - end_ns >= BRIEF_NS
+
+
+def _is_old(lives: Mapping[int, Life], head: Head) -> bool:
+    return lives[head.rank].watched_ns - head.since_ns >= BRIEF_NS
 
 
 # ---- collectives ------------------------------------------------------------------------------------------------
-def _collectives(run: Run, progress: Progress, heads: Mapping[int, Head], stuck: set[int]) -> Iterator[Wait]:
+def _collectives(run: Run, progress: Progress, heads: Mapping[int, Head], stuck: Collection[int]) -> Iterator[Wait]:
     at: dict[tuple[str, int], list[Head]] = {}
     for head in heads.values():
         if not head.p2p and head.rank not in stuck:
@@ -151,7 +160,8 @@ def _collectives(run: Run, progress: Progress, heads: Mapping[int, Head], stuck:
             group=group,
             number=seq,
             waiters=waiters,
-            absent=frozenset(absent) & logged - set(done),
+            absent=(frozenset(absent) & logged) - set(done),
+            behind=frozenset(peer for peer in absent if came[peer]) - set(done),
             unknown=(frozenset(unknown) | (frozenset(members) - logged)) - set(done) - waiters,
             since_ns=min(head.since_ns for head in waiting),
             given_up_ns=min(given_up, default=None),
@@ -159,19 +169,20 @@ def _collectives(run: Run, progress: Progress, heads: Mapping[int, Head], stuck:
 
 
 # ---- point to point ---------------------------------------------------------------------------------------------
-def _messages(run: Run, messages: Messages, heads: Mapping[int, Head], stuck: set[int]) -> Iterator[Wait]:
+def _messages(run: Run, messages: Messages, heads: Mapping[int, Head], stuck: Collection[int]) -> Iterator[Wait]:
     logged = frozenset(run.ranks)
     for message in messages.at_head:
         if message.rank in stuck:
             continue
-        partner = message.partner
-        absent = frozenset() if partner is None or _is_there(messages, message, heads) else frozenset({partner})
+        partner, other = message.partner, messages.other_half(message)
+        absent = frozenset() if partner is None or _is_there(other, heads) else frozenset({partner})
         yield Wait(
             kind=WaitKind.POINT_TO_POINT,
             group=message.group,
             number=message.seq,
             waiters=frozenset({message.rank}),
             absent=absent & logged,
+            behind=absent if other is not None else frozenset(),
             unknown=absent - logged,
             since_ns=message.start_ns,
             given_up_ns=message.given_up_ns,
@@ -179,9 +190,8 @@ def _messages(run: Run, messages: Messages, heads: Mapping[int, Head], stuck: se
         )
 
 
-def _is_there(messages: Messages, message: Message, heads: Mapping[int, Head]) -> bool:
-    """Return whether the partner's device is at the other half of a message, or past it."""
-    other = messages.other_half(message)
+def _is_there(other: Message | None, heads: Mapping[int, Head]) -> bool:
+    """Return whether the device of the other half of a message is at it, or past it."""
     if other is None:
         return False
     head = heads.get(other.rank)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from distdiag.analyzers._sources import recorded
 from distdiag.analyzers._trust import data_in_words
 from distdiag.analyzers._wording import counted, named
 from distdiag.findings import Finding, Severity, Verdict
@@ -60,10 +61,14 @@ def verdict_of(run: Run, findings: Sequence[Finding]) -> Verdict:
 
 
 def _healthy(run: Run) -> Verdict:
-    steps = run.steps["step"].nunique()
+    calls = counted(len(run.calls), "call")
+    if recorded(run) == frozenset(run.ranks):
+        steps = counted(run.steps["step"].nunique(), "step")
+        summary = f"{named(run.ranks)} ended in an orderly way: {steps}, {calls}, all of them matched"
+    else:
+        summary = f"nothing waits in vain and nothing disagrees in the {calls} told of {named(run.ranks)}"
     return Verdict(
         name=HEALTHY,
-        summary=f"{named(run.ranks)} ended in an orderly way: {counted(steps, 'step')}, "
-        f"{counted(len(run.calls), 'call')}, all of them matched",
+        summary=summary,
         evidence=(data_in_words(run),),
     )

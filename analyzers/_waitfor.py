@@ -38,6 +38,8 @@ class Wait:
     """Members that left no log, so that nobody can say whether they came."""
     any_of: bool = False
     """Whether one of several ranks would do."""
+    behind: frozenset[int] = frozenset()
+    """Those of the absent whose hosts have issued it: their devices have not come to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

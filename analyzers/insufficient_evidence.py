@@ -39,7 +39,7 @@ def analyze(run: Run) -> Iterator[Finding]:
     yield from _worlds(run)
     yield from _apart(run)
     yield from _lost(run)
-    if run.calls.empty and run.steps.empty and run.phases.empty and run.faults.empty:
+    if all(frame.empty for frame in (run.calls, run.steps, run.phases, run.faults, run.statuses)):
         yield _finding(
             f"the logs of {named(run.ranks)} hold no call, step, phase or fault",
             (f"{counted(run.quality.files, 'file')} of {run.quality.bytes} bytes",),

@@ -78,7 +78,7 @@ class Sites:
         return number
 
 
-def _content(values: object) -> bytes:
+def _content(values: Any) -> bytes:
     """Return bytes that are equal for equal values."""
     try:
         return marshal.dumps(values, 2)

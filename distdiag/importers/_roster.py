@@ -115,14 +115,13 @@ class Roster:
     def _decided(self, transcript: Transcript, facts: GroupFacts) -> Iterator[events.Done]:
         """Yield the ends of collectives of a backend that does not tell how they ended.
 
-        What is no longer watched has ended, and all before it. It cannot have ended well if a member never came.
+        What is no longer watched has ended, and all before it; what one member ended and all issued, all have ended.
+        It cannot have ended well if a member never came.
         """
-        newest = max((call.seq for call, _, watched in facts.undecided if not watched), default=-1)
-        last = {
-            rank: other.groups[facts.name].last_seq if facts.name in other.groups else 0
-            for rank in self.members(transcript, facts.name)
-            if (other := self._by_rank.get(rank)) is not None
-        }
+        others = [self._by_rank[rank] for rank in self.members(transcript, facts.name) if rank in self._by_rank]
+        last = {each.rank: each.groups[facts.name].last_seq if facts.name in each.groups else 0 for each in others}
+        newest = max((each.groups[facts.name].newest_ended for each in others if facts.name in each.groups), default=-1)
+        newest = max(min(newest, min(last.values(), default=-1)), facts.newest_ended)
         for call, op, _ in facts.undecided:
             if call.seq > newest:
                 continue

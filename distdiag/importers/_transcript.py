@@ -41,6 +41,11 @@ class GroupFacts:
     undecided: list[tuple[events.Call, str, bool]] = field(default_factory=list)
     """Collectives of a backend that does not say how they ended: call, op, and whether it is still watched."""
 
+    @property
+    def newest_ended(self) -> int:
+        """Return the number of the newest collective that is no longer watched."""
+        return max((call.seq for call, _, watched in self.undecided if not watched), default=-1)
+
 
 @dataclass(slots=True, kw_only=True)
 class Drafted:
