@@ -49,6 +49,7 @@ class Pulse:
         self._gaps: dict[str, int] = {}
         self._reported = False
         self._arming = threading.RLock()
+        self._armed = False
 
     def start(self) -> None:
         """Start the thread."""
@@ -65,8 +66,7 @@ class Pulse:
         self._stopped.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=2.0)
-        if self._recorder.crash_file is not None:
-            faulthandler.cancel_dump_traceback_later()
+        self._disarm()
 
     def _run(self) -> None:
         while not self._stopped.wait(self._recorder.settings.pulse_seconds):
@@ -142,6 +142,7 @@ class Pulse:
         file = self._recorder.crash_file
         if file is not None:
             with self._arming:
+                self._armed = True
                 faulthandler.dump_traceback_later(limit_ns / 1e9, file=file)
 
     def _disarm_for_fork(self) -> None:
@@ -150,7 +151,12 @@ class Pulse:
         Its end waits for faulthandler's own thread, which the child does not have.
         """
         self._arming.acquire()
-        faulthandler.cancel_dump_traceback_later()
+        self._disarm()
+
+    def _disarm(self) -> None:
+        if self._armed:  # else the timer, if there is one, is the user's
+            self._armed = False
+            faulthandler.cancel_dump_traceback_later()
 
 
 def _activity(frame: FrameType | None) -> str | None:

@@ -196,6 +196,25 @@ def test_stacks_are_written_even_while_the_interpreter_is_held(tmp_path: Path) -
     assert f'File "{ended.script}", line {ended.line("held").rpartition(":")[2]} in <module>' in ended.crash
 
 
+def test_timer_that_the_user_set_survives_recording_that_never_needed_one(tmp_path: Path) -> None:
+    (ended,) = launch(
+        """
+        import faulthandler, os, time, distdiag
+        faulthandler.dump_traceback_later(0.3)
+        distdiag.install()
+        if not os.fork():
+            os._exit(0)
+        distdiag.uninstall()
+        time.sleep(0.6)
+        """,
+        tmp_path,
+        world_size=1,
+        variables={"DISTDIAG_PULSE_SECONDS": "100"},
+    )
+
+    assert "Timeout (0:00:00.3" in ended.stderr
+
+
 STUCK = """
 import time
 import torch
