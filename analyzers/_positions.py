@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from distdiag.analyzers._issued import called, group_name, in_group
+from distdiag.analyzers._lives import LAUNCHER
 from distdiag.analyzers._paths import location, short
 from distdiag.analyzers._queues import is_queued
 from distdiag.analyzers._sources import recorded, tells_steps
@@ -112,6 +113,8 @@ class _Places:
         if record is not None:
             code = f" with code {int(record['code'])}" if _known(record["code"]) and int(record["code"]) else ""
             doing = _ENDED.get(str(record["where"]), "exited") + code
+            if record["where"] == LAUNCHER and last is not None and last["failed"]:
+                return self._in(last, f"{self._called(last)} failed")
             frames = None if last is None else self._frames(last)
             return _Act(since_ns=int(record["time_ns"]), doing=doing, frames=frames)
         if last is not None and last["failed"] and rank not in self._recorded:

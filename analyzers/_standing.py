@@ -18,6 +18,7 @@ P2P_DEADLOCK = "p2p-deadlock"
 P2P_UNMATCHED = "p2p-unmatched"
 GROUP_CREATION_STUCK = "group-creation-stuck"
 INSUFFICIENT = "insufficient-evidence"
+SEND, RECEIVE = "send", "recv"
 
 
 def standing(scene: Scene) -> tuple[Incident, ...]:
@@ -96,6 +97,8 @@ def _rest(scene: Scene) -> Iterator[Incident]:
         yield _members_unknown(scene, full[0])
     elif full:
         yield _all_in(scene, full[0])
+    elif not waits and _all_of_one_kind(scene):
+        yield _one_sided(scene)
 
 
 def _unknown(scene: Scene, wait: Wait) -> Incident:
@@ -106,6 +109,24 @@ def _unknown(scene: Scene, wait: Wait) -> Incident:
         Absence(wait=wait, places=(), until_ns=scene.until_ns(wait)),
         sites=scene.sites_of([wait]),
         evidence=(f"{named(wait.unknown)} left no log: whether {they} came is not known",),
+    )
+
+
+def _all_of_one_kind(scene: Scene) -> bool:
+    """Return whether all ranks wait in messages of one kind: then some of them wait for one another."""
+    ops = {call.op for wait in scene.waits for call in scene.calls_in(wait).values()}
+    waiting = {rank for wait in scene.waits for rank in wait.waiters}
+    return waiting == set(scene.run.ranks) and not scene.run.missing and ops in ({SEND}, {RECEIVE})
+
+
+def _one_sided(scene: Scene) -> Incident:
+    op = next(call.op for call in scene.calls_in(scene.waits[0]).values())
+    return scene.incident(
+        P2P_DEADLOCK,
+        scene.waits[0],
+        Circle(waits=tuple(scene.waits)),
+        sites=scene.sites_of(scene.waits),
+        evidence=(f"every rank is in {op} and none in its counterpart; with whom, nothing tells",),
     )
 
 

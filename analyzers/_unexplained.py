@@ -16,7 +16,7 @@ _NOTHING_WRONG = (End.ORDERLY, End.HARD_EXIT, End.UNTOLD)
 
 def unexplained(run: Run, lives: Mapping[int, Life]) -> Iterator[Incident]:
     """Yield what can be said of ranks that failed or ended without a word, nobody having waited for them."""
-    silent = {rank: life for rank, life in lives.items() if life.end not in _NOTHING_WRONG}
+    silent = {rank: life for rank, life in lives.items() if _is_silent(life)}
     failed = {rank: life for rank, life in lives.items() if life.failed_ns is not None}
     if silent and len(silent) == len(lives) and _stop_together(lives):
         yield _nothing_known(silent, _all_at_once(silent))
@@ -27,6 +27,12 @@ def unexplained(run: Run, lives: Mapping[int, Life]) -> Iterator[Incident]:
         what = f"rank {first.rank} was the first to fail: {first.failure or 'in making a process group'}"
         missing = f"; {named(run.missing)} left no log" if run.missing else ""
         yield _nothing_known(failed, f"{what}{missing}")
+
+
+def _is_silent(life: Life) -> bool:
+    """Return whether a rank ended without a word; what only its launcher saw of it adds to what it said itself."""
+    seen = life.end in (End.FAILED, End.TORN_DOWN, End.KILLED) and life.failed_ns is not None
+    return life.end not in _NOTHING_WRONG and not (seen and life.code is not None)
 
 
 def _stop_together(lives: Mapping[int, Life]) -> bool:

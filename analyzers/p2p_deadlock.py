@@ -34,6 +34,9 @@ def analyze(run: Run) -> Iterator[Finding]:
 
 def _summary(incident: Incident, circle: Circle) -> str:
     steps = incident.evidence[: len(circle.waits)]
+    if not incident.culprits:
+        ranks = sorted({rank for wait in circle.waits for rank in wait.waiters})
+        return f"all of {named(ranks)} are in {incident.op}, so some of them wait for one another\n{steps[0]}."
     return (
         f"{named(incident.culprits)} wait for one another in {incident.op} and the like{incident.at_step}\n"
         f"{'; '.join(steps)}."

@@ -59,7 +59,7 @@ class _Traceback:
         self._indent = -1
         self._type: str | None = None
         self._message: list[str] = []
-        self._before: list[str] = []
+        self._before: list[Raised] = []
         self._awaiting = False
         self._blank = False
 
@@ -80,13 +80,19 @@ class _Traceback:
     def close(self) -> Iterable[tuple[What, Role]]:
         if self._type is None:
             return ()
-        raised = Raised(
-            type=self._type,
+        last = self._raised()
+        chain = [last, *reversed(self._before[-MAX_CAUSES:])]
+        told = [each for each in chain if role_of(each) is Role.INITIATING][-1:]
+        # What a barrier in ``finally`` says hides the error that led there: both are told.
+        return tuple((each, role_of(each)) for each in (*told, last) if each is last or last not in told)
+
+    def _raised(self) -> Raised:
+        return Raised(
+            type=self._type or "",
             message="\n".join(self._message).strip()[:MAX_MESSAGE],
             frames=tuple(self._frames),
-            causes=tuple(reversed(self._before[-MAX_CAUSES:])),
+            causes=tuple(f"{each.type}: {each.message}" for each in reversed(self._before[-MAX_CAUSES:])),
         )
-        return ((raised, role_of(raised)),)
 
     def _next_in_chain(self, text: str) -> bool:
         if text.strip() == _BEGINS:
@@ -129,7 +135,7 @@ class _Traceback:
         return True
 
     def _chain(self) -> None:
-        self._before.append(f"{self._type}: {' '.join(self._message)[:MAX_MESSAGE]}")
+        self._before.append(self._raised())
         self._awaiting = True
 
 

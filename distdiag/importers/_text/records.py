@@ -46,6 +46,7 @@ class RankRecords:
             dtype=act.dtype,
             shapes=[list(shape) for shape in act.shapes],
             root=act.root,
+            peer=act.peer,
             reduce_op=act.reduce_op,
             module=act.module,
             path=self.path(act.frames) if act.frames else 0,

@@ -10,7 +10,14 @@ from distdiag.importers._text.normalise import Bar
 from distdiag.importers._text.owners import Told
 from distdiag.importers._text.records import RankRecords
 from distdiag.importers._text.tales import Job, Tale
-from distdiag.importers._text.waiting import doubt_unnamed, tell_failed_calls, tell_issued, tell_waits
+from distdiag.importers._text.waiting import (
+    doubt_unnamed,
+    pair_two,
+    settle_starts,
+    tell_failed_calls,
+    tell_issued,
+    tell_waits,
+)
 
 SOURCE = "stderr"
 RUN = "imported"
@@ -40,6 +47,8 @@ def _attempt(attempt: int, job: Job, bars: Sequence[Bar]) -> Iterator[Imported]:
     tell_ends(job)
     notes = tell_silence(job)
     tell_bars(job, bars)
+    settle_starts(job)
+    pair_two(job)
     if job.unsigned and not job.tales:
         job.tale(0)
     first = min(job.tales, default=None)

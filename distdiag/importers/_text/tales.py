@@ -27,11 +27,13 @@ class Act:
     shapes: tuple[tuple[int, ...], ...] = ()
     dtype: str | None = None
     root: int | None = None
+    peer: int | None = None
     reduce_op: str | None = None
     module: str | None = None
     thread: str = "MainThread"
     doubtful: bool = False
     """Its group may be one of those that others name."""
+    start_known: bool = True
 
     @property
     def p2p(self) -> bool:

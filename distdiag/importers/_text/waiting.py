@@ -7,7 +7,7 @@ from distdiag import events
 from distdiag._stackframes import BACKWARD, UNKNOWN, creation_in, operation_in
 from distdiag.events import GROUP_UNKNOWN
 from distdiag.importers._text.facts import CallSite, CommunicatorRank, Issued, Progress, Raised, Role, Waited
-from distdiag.importers._text.names import DEFAULT_GROUP
+from distdiag.importers._text.names import DEFAULT_GROUP, is_point_to_point
 from distdiag.importers._text.tales import MILLISECOND_NS, Act, Job, Tale
 
 _LIMIT = re.compile(r"(?:waiting|after|in) (\d+) ?ms")
@@ -95,8 +95,30 @@ def _fail_call(tale: Tale, raised: Raised, start_ns: int, end_ns: int) -> None:
             end_ns=end_ns,
             error=f"{raised.type}: {raised.message}",
             frames=raised.frames,
+            start_known=start_ns < end_ns,
         )
     )
+
+
+def settle_starts(job: Job) -> None:
+    """Let calls whose beginning is not told begin with the others of their operation: late is who is seen to be."""
+    together: dict[tuple[str, int | None], list[Act]] = {}
+    for tale in job.tales.values():
+        for act in tale.acts:
+            together.setdefault((act.group, act.seq), []).append(act)
+    for acts in together.values():
+        first_ns = min(act.start_ns for act in acts)
+        for act in acts:
+            act.start_ns = act.start_ns if act.start_known else first_ns
+
+
+def pair_two(job: Job) -> None:
+    """Let messages of a job of two ranks be with the other rank."""
+    if job.groups.world == len(job.tales) == 2:
+        for rank, tale in job.tales.items():
+            for act in tale.acts:
+                if is_point_to_point(act.op):
+                    act.peer = 1 - rank
 
 
 def doubt_unnamed(job: Job) -> None:
