@@ -196,11 +196,12 @@ class Reaper:
     def poll(self, clock: str) -> None:
         """Note the ends of calls that nobody is waiting for."""
         flights = self._recorder.flights
+        now = time.monotonic_ns()
         for key, flight in list(flights.items()):
             work = flight.work
             if work is None or flight.wait_start_ns:
                 continue
-            op, now = flight.signature.event.op, time.monotonic_ns()
+            op = flight.signature.event.op
             if op not in P2P_NEVER_POLLED and work.is_completed():
                 if flights.pop(key, None) is not None:
                     self._recorder.end(flight, time.monotonic_ns(), clock, self._failure(work))
