@@ -9,6 +9,7 @@ from distdiag.analyzers._divergence import Divergence
 from distdiag.analyzers._issued import Issued, group_words
 from distdiag.analyzers._naming import Named
 from distdiag.analyzers._queues import Halted
+from distdiag.analyzers._sizes import SizeMismatch
 from distdiag.analyzers._splits import SplitMismatch
 from distdiag.analyzers._told import ToldSizes
 from distdiag.analyzers._waitfor import Wait
@@ -87,7 +88,7 @@ class Unexplained:
     reason: str
 
 
-Disagreements = Disagreement | SplitMismatch | ToldSizes | GroupLists | Slip | Surplus
+Disagreements = Disagreement | SplitMismatch | SizeMismatch | ToldSizes | GroupLists | Slip | Surplus
 Basis = Disagreements | Death | Absence | Circle | Together | Halts | Unexplained
 
 
@@ -131,7 +132,7 @@ class Incident:
         """Return the finding that says this in words."""
         return Finding(
             code=code,
-            name=self.name,
+            name=str(self.name),
             severity=Severity.ERROR,
             summary=summary,
             culprits=self.culprits,
