@@ -2,7 +2,7 @@
 
 Each run is two fresh processes that import torch, make a gloo group, reduce, take a DDP step, meet in a barrier,
 destroy the group and end as any script does. Counted are runs that hang and processes that do not exit with 0;
-``--bare`` does the same without distdiag, to compare. 200 runs take about ten minutes on two cores.
+``--bare`` does the same without distdiag, to compare. 200 runs take about a quarter of an hour on two idle cores.
 """
 
 import argparse
