@@ -40,6 +40,7 @@ class Message:
     """In its channel; counted from the first unfinished one where the beginning is lost."""
     start_ns: int
     given_up_ns: int | None
+    numel: int
 
 
 class Messages:
@@ -70,6 +71,11 @@ class Messages:
         if other is None or (message.given_up_ns is not None and other.start_ns > message.given_up_ns):
             return None
         return other
+
+    def unequal(self) -> tuple[tuple[Message, Message], ...]:
+        """Return the messages at which devices are whose two halves are not of one size."""
+        pairs = ((here, there) for here in self.at_head if (there := self.other_half(here)) is not None)
+        return tuple((here, there) for here, there in pairs if here.numel != there.numel)
 
     def _numbered(self, rows: pd.DataFrame) -> Iterator[Message]:
         channels = _channels(rows)
@@ -103,6 +109,7 @@ class Messages:
             number=number,
             start_ns=int(row.start_ns),
             given_up_ns=whole(row.end_ns) if row.failed else None,
+            numel=int(row.numel),
         )
 
 

@@ -22,6 +22,7 @@ from distdiag.analyzers._naming import Name, name_of, sites_of
 from distdiag.analyzers._paths import location, own_line
 from distdiag.analyzers._queues import queues_of
 from distdiag.analyzers._scene import Scene
+from distdiag.analyzers._sizes import SizeMismatch, of_messages, size_mismatches
 from distdiag.analyzers._splits import split_mismatches
 from distdiag.analyzers._standing import standing
 from distdiag.analyzers._streams import collectives_of, groups_that_differ
@@ -63,6 +64,7 @@ def investigate(run: Run) -> Investigation:
         *_group_lists(run, lives, stuck),
         *_disagreements(run, collectives, stuck, in_trouble=in_trouble),
         *_splits(run, collectives, stuck),
+        *_sizes(run, [*size_mismatches(run, collectives), *of_messages(run, queues.unequal)], stuck),
         *_told(run, stuck),
         *_deaths(run, deaths_of(run, lives, since), stuck),
     ]
@@ -176,6 +178,27 @@ def _splits(run: Run, calls: pd.DataFrame, stuck: frozenset[int]) -> Iterator[In
             site=own_line(call.path, shared - set(call.path[-1:])),
             sites=sites,
             evidence=(),
+        )
+
+
+def _sizes(run: Run, mismatches: Iterable[SizeMismatch], stuck: frozenset[int]) -> Iterator[Incident]:
+    for mismatch in mismatches:
+        everybody = len(mismatch.odd) == len(mismatch.calls)
+        culprits = () if everybody else mismatch.odd
+        call = mismatch.calls[mismatch.odd[0] if mismatch.odd else min(mismatch.calls)]
+        yield Incident(
+            name=Name.SHAPE,
+            time_ns=mismatch.time_ns,
+            basis=mismatch,
+            culprits=culprits,
+            victims=tuple(sorted((stuck | set(mismatch.calls)) - set(culprits))),
+            group=group_name(run, mismatch.key.partition("[")[0], _members(run, mismatch.key)),
+            members=_members(run, mismatch.key),
+            seq=mismatch.seq,
+            op=call.op,
+            step=call.step,
+            site=call.site,
+            sites={rank: each.site for rank, each in mismatch.calls.items() if each.site is not None},
         )
 
 

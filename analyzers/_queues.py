@@ -65,6 +65,8 @@ class Queues:
     heads: Mapping[int, Head]
     halted: tuple[Halted, ...]
     waits: tuple[Wait, ...]
+    unequal: tuple[tuple[Message, Message], ...] = ()
+    """Both halves of messages at which devices are, where they are not of one size."""
 
 
 def is_queued(run: Run) -> npt.NDArray[np.bool_]:
@@ -93,7 +95,8 @@ def queues_of(run: Run, lives: Mapping[int, Life]) -> Queues:
     )
     awaited = {rank for wait in waits for rank in wait.behind}
     stopped |= {each.head.rank: each for each in passed if each.head.rank in awaited and _is_old(lives, each.head)}
-    return Queues(heads=heads, halted=tuple(stopped[rank] for rank in sorted(stopped)), waits=waits)
+    halted = tuple(stopped[rank] for rank in sorted(stopped))
+    return Queues(heads=heads, halted=halted, waits=waits, unequal=messages.unequal())
 
 
 def _head(row: Any) -> Head:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from distdiag.analyzers._incident import Disagreement, Incident
 from distdiag.analyzers._investigation import investigate
 from distdiag.analyzers._issued import dims
+from distdiag.analyzers._sizes import SizeMismatch
 from distdiag.analyzers._splits import SplitMismatch
 from distdiag.analyzers._telling import both_sides
 from distdiag.analyzers._told import ToldSizes
@@ -50,6 +51,9 @@ def _summary(incident: Incident) -> str:
             f"where it had room for {basis.expected_bytes}\n"
             "Which of the two sizes is the wrong one, the message does not say."
         )
+    if isinstance(basis, SizeMismatch):
+        who = f" on {named(incident.culprits)}" if incident.culprits else ""
+        return f"the sizes of {incident.operation}{incident.at_step} cannot be{who}\n{basis.why}."
     if not isinstance(basis, Disagreement):
         return incident.operation
     d = basis.divergence
