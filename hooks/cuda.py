@@ -178,22 +178,29 @@ class DeviceCalls:
         group._register_on_completion_hook(ended)
 
 
+_group_names: dict[str, str] = {}
+"""Names of groups by the process-local numbers that the flight recorder gives them."""
+
+
 def last_completed() -> Iterable[tuple[str, int]]:
     """Return (group, last completed collective) from NCCL's flight recorder, nothing where there is none.
 
-    Groups of the recorder carry process-local numbers; an entry of the group tells its name.
+    The status knows groups by number alone; the entries, which take long to read, tell the names once.
     """
     from torch._C import _distributed_c10d as c10d
 
     dump = getattr(c10d, "_dump_nccl_trace", None)
     if dump is None:
         return []
-    trace = pickle.loads(dump(includeCollectives=True, includeStackTraces=False, onlyActive=False))
-    names = {str(entry["pg_id"]): str(entry["process_group"][0]) for entry in trace.get("entries", [])}
+    status = pickle.loads(dump(includeCollectives=False, includeStackTraces=False, onlyActive=False))["pg_status"]
+    if not _group_names.keys() >= status.keys():
+        _group_names.update(dict.fromkeys(status, ""))  # one without entries would be looked for at every pulse
+        trace = pickle.loads(dump(includeCollectives=True, includeStackTraces=False, onlyActive=False))
+        _group_names.update({str(each["pg_id"]): str(each["process_group"][0]) for each in trace.get("entries", [])})
     return [
-        (names[number], int(status["last_completed_collective"]))
-        for number, status in trace.get("pg_status", {}).items()
-        if number in names
+        (_group_names[number], int(each["last_completed_collective"]))
+        for number, each in status.items()
+        if _group_names[number]
     ]
 
 
