@@ -83,9 +83,10 @@ def _begin(recorder: Recorder, c10d: ModuleType) -> Callable[[Any, tuple[Any, ..
         state = states.get(group_object) or learn_group(recorder, c10d, group_object)
         thread = get_ident()
         try:
-            site = at(getframe(3))  # past this function, its guard and the kernel
+            frame = getframe(3)  # past this function, its guard and the kernel
         except ValueError:  # a C++ thread has no more frames
-            site = nowhere
+            frame = None
+        site = at(frame)
         if site is nowhere and recorder.backward_site is not None:
             site = recorder.backward_site
         key = (operator.schema, state, thread, modules.get(thread) if modules else None, operator.key(args))
