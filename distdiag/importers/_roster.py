@@ -143,7 +143,7 @@ class Roster:
                 progress = Progress(enqueued=facts.last_seq, started=facts.last_started, completed=facts.last_completed)
             yield events.Status(
                 group=name,
-                time_ns=transcript.last_ns,
+                time_ns=transcript.told_ns,
                 last_enqueued=progress.enqueued,
                 last_started=progress.started or (facts.last_started if facts is not None else None),
                 last_completed=progress.completed,

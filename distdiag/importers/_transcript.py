@@ -17,6 +17,8 @@ from distdiag.importers._operations import COALESCED, Operation, Tensors, operat
 
 UNKNOWN_STEP = -1
 MILLISECOND_NS = 1_000_000
+FRESH_NS = 3_000_000_000
+"""A dump so young was made while its job ran; of an older one nobody knows how long after."""
 DEFAULT_TIMEOUT_MS = 600_000
 MAIN_THREADS = ("python", "pt_main", "pt_autograd")
 """A backward runs on a thread of autograd's while the main thread waits for it: to the program they are one."""
@@ -63,8 +65,11 @@ class Drafted:
 class Transcript:
     """The records that one dump becomes."""
 
-    def __init__(self, dump: Dump, rank: int) -> None:
-        """Read all entries; raise ``RefusedError`` where they are beyond reason."""
+    def __init__(self, dump: Dump, rank: int, written_ns: int | None = None) -> None:
+        """Read all entries; raise ``RefusedError`` where they are beyond reason.
+
+        ``written_ns`` is when the file was written, as its folder says; a copy is younger than the dump.
+        """
         self.dump = replace(dump, entries=())  # they are a multiple of what they become
         self.rank = rank
         self.calls: list[events.Event] = []
@@ -83,6 +88,10 @@ class Transcript:
         self._batches = 0
         self._mute = _is_mute(dump.entries)
         self._read(dump.entries)
+        newest_ns = max((event.start_ns for event in self.calls if isinstance(event, events.Call)), default=0)
+        fresh = written_ns is not None and 0 <= written_ns - self.last_ns < FRESH_NS
+        self.told_ns = written_ns if fresh and written_ns is not None else newest_ns
+        """When the backend told how far it was: not known but for a file as young as its newest entry."""
 
     @property
     def paths(self) -> Iterator[events.Path]:

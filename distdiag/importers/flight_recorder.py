@@ -71,7 +71,7 @@ def _read_transcript(file: Path) -> Transcript:
     rank = rank_of(file, (config.ranks for config in dump.configs.values()))
     if rank is None:
         raise RefusedError("neither its name nor its groups tell the rank")
-    return Transcript(dump, rank)
+    return Transcript(dump, rank, file.stat().st_mtime_ns)
 
 
 def _header(transcript: Transcript, attempt: int, world_size: int) -> events.Header:
