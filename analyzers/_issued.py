@@ -21,6 +21,7 @@ class Issued:
     op: str
     seq: int
     step: int
+    phase: str
     forwards: int
     """Forwards begun in this step."""
     backwards: int
@@ -66,6 +67,7 @@ def issued(run: Run, row: Any) -> Issued:
         op=str(row.op),
         seq=int(row.seq),
         step=int(row.step),
+        phase=str(row.phase),
         forwards=int(row.forwards),
         backwards=int(row.backwards),
         start_ns=int(row.start_ns),

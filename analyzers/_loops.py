@@ -10,6 +10,9 @@ from distdiag.analyzers._issued import Issued
 from distdiag.analyzers._rows import by_rank
 from distdiag.run import Run
 
+FORWARD = "forward"
+"""The phase that recording infers while a forward goes on."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
@@ -19,6 +22,8 @@ class Progress:
     """Batches taken from data loaders so far."""
     forwards: int
     backwards: int
+    without_backward: int = 0
+    """Forwards that no backward followed, not counting one that still went on."""
     unfinished: bool = False
     """Whether a pass had begun that no step of an optimizer had ended, in a job that has such steps."""
     ran_out: bool = False
@@ -51,10 +56,13 @@ class Labels:
 
     def at(self, call: Issued) -> Progress:
         """Return how far a rank was when it issued a call."""
+        forwards = self._forwards.at(call.rank, call.step, call.forwards)
+        backwards = self._backwards.at(call.rank, call.step, call.backwards)
         return Progress(
             batches=int(np.searchsorted(self._batches.get(call.rank, np.zeros(0)), call.start_ns)),
-            forwards=self._forwards.at(call.rank, call.step, call.forwards),
-            backwards=self._backwards.at(call.rank, call.step, call.backwards),
+            forwards=forwards,
+            backwards=backwards,
+            without_backward=forwards - backwards - (call.phase == FORWARD),
             unfinished=self._has_steps and call.forwards > 0,
             ran_out=self._ran_out(call.rank, call.start_ns),
         )

@@ -122,7 +122,7 @@ def _by_loop(d: Divergence, kind: Kind, labels: Labels) -> Named | None:
         return Named(name=Name.SEQUENCE, kind=kind, reasons=forwards) if odd.forwards != others.forwards else None
     if odd.batches >= others.batches and odd.batches - odd.forwards > others.batches - others.forwards:
         return Named(name=Name.SKIPPED, kind=kind, reasons=(*batches, *forwards))
-    if odd.forwards >= others.forwards and odd.forwards - odd.backwards > others.forwards - others.backwards:
+    if odd.forwards >= others.forwards and odd.without_backward > others.without_backward:
         reason = f"{odd.forwards} forwards but {odd.backwards} backwards begun"
         return Named(name=Name.SKIPPED, kind=kind, reasons=(reason,))
     if odd.forwards < others.forwards and others.batches:
