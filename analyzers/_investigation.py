@@ -214,8 +214,6 @@ def _told(run: Run, stuck: frozenset[int]) -> Iterator[Incident]:
             time_ns=sizes.time_ns,
             basis=sizes,
             victims=tuple(sorted(stuck | {sizes.rank})),
-            op=sizes.op,
-            site=sizes.site,
             sites=sizes.sites,
         )
 

@@ -2,6 +2,7 @@
 
 import re
 
+from distdiag.analyzers._rows import records
 from distdiag.run import Run
 
 OWN = "distdiag"
@@ -17,14 +18,13 @@ NOT_TOLD = {
 
 def recorded(run: Run) -> frozenset[int]:
     """Return the ranks whose own recording tells whether they lived and how they ended."""
-    own = run.headers[run.headers["source"].map(lambda source: OWN in _sources(source))]
-    return frozenset(int(rank) for rank in own["rank"]) | frozenset(set(run.ranks) - set(run.headers["rank"]))
+    foreign = {int(h.rank) for h in records(run.headers) if OWN not in _sources(h.source)}
+    return frozenset(run.ranks) - foreign
 
 
 def unheard(run: Run) -> frozenset[int]:
     """Return the ranks of which foreign files hold nothing at all."""
-    silent = run.headers[run.headers["settings"].map(lambda settings: UNHEARD in (settings or {}))]
-    return frozenset(int(rank) for rank in silent["rank"])
+    return frozenset(int(header.rank) for header in records(run.headers) if UNHEARD in (header.settings or {}))
 
 
 def tells_steps(run: Run) -> bool:

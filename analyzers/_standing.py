@@ -11,6 +11,7 @@ from distdiag.analyzers._scene import Scene
 from distdiag.analyzers._slips import slipped
 from distdiag.analyzers._waitfor import Standstill, Wait, WaitKind, standstill
 from distdiag.analyzers._wording import named, verb
+from distdiag.events import NUMBER_UNKNOWN
 
 TRANSPORT_STUCK = "transport-stuck"
 ORDER_DEADLOCK = "order-deadlock"
@@ -94,7 +95,9 @@ def _rest(scene: Scene) -> Iterator[Incident]:
     elif unknown:
         yield _unknown(scene, unknown[0])
     elif full and scene.may_have_more(full[0]):
-        yield _members_unknown(scene, full[0])
+        yield _untold(full[0], f"{_waiting_in(scene, full[0])}, and nothing tells who else belongs to it")
+    elif full and _numbers_unknown(scene, full[0]):
+        yield _untold(full[0], f"{_waiting_in(scene, full[0])}, and nothing tells whether it is the same call")
     elif full:
         yield _all_in(scene, full[0])
     elif not waits and _all_of_one_kind(scene):
@@ -130,13 +133,19 @@ def _one_sided(scene: Scene) -> Incident:
     )
 
 
-def _members_unknown(scene: Scene, wait: Wait) -> Incident:
+def _waiting_in(scene: Scene, wait: Wait) -> str:
     call = next(iter(scene.calls_in(wait).values()), None)
     what = called(call.op, call.seq) if call is not None else wait.group
-    reason = (
-        f"{named(wait.waiters)} {verb(wait.waiters, 'waits', 'wait')} in {what} of {in_group(scene.group(wait))}, "
-        "and nothing tells who else belongs to it"
-    )
+    return f"{named(wait.waiters)} {verb(wait.waiters, 'waits', 'wait')} in {what} of {in_group(scene.group(wait))}"
+
+
+def _numbers_unknown(scene: Scene, wait: Wait) -> bool:
+    """Return whether ranks are in calls that have a line but no number: a line issues many calls, on many groups."""
+    unnumbered = wait.kind is WaitKind.COLLECTIVE and wait.number == NUMBER_UNKNOWN
+    return unnumbered and any(call.path for call in scene.calls_in(wait).values())
+
+
+def _untold(wait: Wait, reason: str) -> Incident:
     ranks = tuple(sorted(wait.waiters))
     return Incident(name=INSUFFICIENT, time_ns=wait.since_ns, basis=Unexplained(ranks=ranks, reason=reason))
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from distdiag.analyzers._paths import location, own_line
+from distdiag.analyzers._paths import location
 from distdiag.analyzers._rows import oldest
 from distdiag.run import Run
 
@@ -20,10 +20,8 @@ class ToldSizes:
     time_ns: int
     received_bytes: int
     expected_bytes: int
-    op: str | None
-    """The operation that the others were in, if it was one."""
-    site: str | None
     sites: dict[int, str]
+    """Where the others noticed: they may have been done with that operation."""
 
 
 def told_sizes(run: Run) -> Iterator[ToldSizes]:
@@ -36,15 +34,11 @@ def told_sizes(run: Run) -> Iterator[ToldSizes]:
     failed = run.calls[run.calls["failed"]]
     paths = {int(r): run.paths.get(int(p), ()) for r, p in zip(failed["rank"], failed["path"], strict=True)}
     sites = {rank: location(path[-1]) for rank, path in paths.items() if path}
-    lines = {line for path in paths.values() if (line := own_line(path, ())) is not None}
-    ops = set(failed["op"].astype(str))
     if found is not None:
         yield ToldSizes(
             rank=int(first["rank"]),
             time_ns=int(first["time_ns"]),
             received_bytes=int(found["received"]),
             expected_bytes=int(found["expected"]),
-            op=ops.pop() if len(ops) == 1 else None,
-            site=lines.pop() if len(lines) == 1 else None,
             sites=sites,
         )

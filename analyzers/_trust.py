@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from distdiag.analyzers._incident import Absence, Disagreement, Incident
+from distdiag.analyzers._incident import Absence, Disagreement, Incident, Together
 from distdiag.analyzers._sources import in_words, recorded, seen_once, tells_steps, unheard
 from distdiag.analyzers._wording import counted, named
 from distdiag.events import NUMBER_UNKNOWN
@@ -69,6 +69,8 @@ def _doubts(run: Run, incident: Incident) -> list[str]:
     damaged = sorted(run.quality.undecodable_lines)
     if damaged:
         doubts.append(f"damaged lines in {', '.join(damaged)}")
+    if isinstance(incident.basis, Together) and incident.seq is None:
+        doubts.append("which of its calls it is, nothing tells")
     if isinstance(incident.basis, Disagreement):
         divergence = incident.basis.divergence
         if divergence.group.diverged_before:
@@ -97,4 +99,6 @@ def _is_guesswork(run: Run, incident: Incident) -> bool:
         return True
     if isinstance(basis, Absence):
         return not basis.places and not incident.culprits
+    if isinstance(basis, Together) and incident.seq is None:
+        return True
     return isinstance(basis, Disagreement) and basis.divergence.group.diverged_before

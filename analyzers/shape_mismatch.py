@@ -47,7 +47,7 @@ def _summary(incident: Incident) -> str:
         )
     if isinstance(basis, ToldSizes):
         return (
-            f"rank {basis.rank} was sent {basis.received_bytes} bytes in {incident.op or 'a collective'} "
+            f"rank {basis.rank} was sent {basis.received_bytes} bytes in a collective "
             f"where it had room for {basis.expected_bytes}\n"
             "Which of the two sizes is the wrong one, the message does not say."
         )

@@ -32,6 +32,11 @@ def load(path: Path) -> Run:
     """
     files = sorted_files(path, IMPORTERS)
     if not files.foreign:
+        if path.is_file() and not files.own:
+            raise DistdiagError(
+                f"nothing in {path} is understood",
+                "it is no log of a rank, no dump, and no output in which something tells of a failure",
+            )
         return run.load(path)
     imported, notes = _read(files.foreign)
     if not imported and not files.own:
