@@ -72,7 +72,7 @@ class Queues:
 def is_queued(run: Run) -> npt.NDArray[np.bool_]:
     """Return which calls run on a device and leave their thread free, as far as their source tells all of them."""
     calls, headers = run.calls, run.headers
-    few = headers[~headers["source"].map(lambda source: bool(WHOLE_QUEUES & set(str(source).split("+"))))]["rank"]
+    few = [h.rank for h in records(headers) if not WHOLE_QUEUES & set(str(h.source).split("+"))]
     telling = ~calls["rank"].isin(few)
     return np.asarray((calls["device"] != HOST) & ~calls["captured"] & telling)
 
