@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from distdiag import events
 from distdiag._stackframes import user_part
-from distdiag.importers._text.facts import Ended, Frozen, Raised, Remark, Role, Torn
+from distdiag.importers._text.dumps import FAULTHANDLER, MAIN
+from distdiag.importers._text.facts import Ended, Frozen, Raised, Remark, Role, Stacked, Torn
 from distdiag.importers._text.launchers import SIGTERM
 from distdiag.importers._text.tales import Job
 from distdiag.importers._text.times import SECOND_NS
@@ -72,6 +73,8 @@ def tell_ends(job: Job) -> None:
             continue
         elif isinstance(what, Ended | Torn):
             _ended(job, told.rank, what, moment)
+        elif isinstance(what, Stacked):
+            _stacked(job, told.rank, what, moment)
         elif isinstance(what, Frozen):
             job.tale(told.rank).records.append(
                 events.Fault(
@@ -82,6 +85,18 @@ def tell_ends(job: Job) -> None:
                     where="thread",
                 )
             )
+
+
+def _stacked(job: Job, rank: int, what: Stacked, moment: int) -> None:
+    if what.threads:
+        job.tale(rank).records.append(
+            events.Stack(time_ns=moment, reason="fault", source=FAULTHANDLER, threads=list(what.threads))
+        )
+        main = next((each for each in what.threads if each.thread == MAIN), what.threads[0])
+        job.tale(rank).stood = moment, tuple(main.frames)
+    number = next((number for number, name in SIGNALS.items() if name == what.signal), None)
+    if number is not None:
+        _ended(job, rank, Ended(code=-number), moment)
 
 
 def _ended(job: Job, rank: int, what: Ended | Torn, moment: int) -> None:

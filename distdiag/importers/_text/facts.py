@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from distdiag.events import ThreadStack
 from distdiag.importers._text.normalise import Line
 from distdiag.importers._text.times import Stamp
 
@@ -150,6 +151,14 @@ class Frozen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stacked:
+    """The process wrote the stacks of its threads, because a signal ended it where one is named."""
+
+    threads: tuple[ThreadStack, ...]
+    signal: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class World:
     """The number of ranks of the job."""
 
@@ -198,6 +207,7 @@ What = (
     | Ended
     | Torn
     | Frozen
+    | Stacked
     | World
     | Remark
     | Restarted

@@ -2,7 +2,7 @@
 
 import re
 
-from distdiag.importers._text import detail, exceptions, horovod, launchers, nccl, stores, watchdog
+from distdiag.importers._text import detail, exceptions, faults, horovod, launchers, nccl, stores, watchdog
 from distdiag.importers._text.facts import BlockFamily, Family
 
 FAMILIES: tuple[Family, ...] = (
@@ -17,6 +17,7 @@ FAMILIES: tuple[Family, ...] = (
 
 BLOCKS: tuple[BlockFamily, ...] = (
     *exceptions.BLOCKS,
+    *faults.BLOCKS,
     *watchdog.BLOCKS,
     *launchers.BLOCKS,
     *horovod.BLOCKS,

@@ -90,6 +90,9 @@ def _records(job: Job, rank: int, tale: Tale, attempt: int) -> list[events.Event
         records.phase(tale.busy, begin_ns=began_ns, end_ns=None, came=None)
     for act in sorted(tale.acts, key=lambda act: (act.start_ns, act.seq or 0)):
         records.call(act)
+    if tale.stood is not None:
+        moment, frames = tale.stood
+        records.records.append(events.Pulse(time_ns=moment, step=0, path=records.path(frames)))
     if tale.last_ns:
         records.records.append(events.Status(group=tale.acts[-1].group if tale.acts else "", time_ns=tale.last_ns))
     records.records += sorted(tale.records, key=lambda record: getattr(record, "time_ns", 0))

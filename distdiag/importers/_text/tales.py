@@ -56,6 +56,8 @@ class Tale:
     """How many ranks came to it."""
     last_ns: int = 0
     """When it was last heard of in a wait that has no end."""
+    stood: tuple[int, tuple[str, ...]] | None = None
+    """When, and in which frames, its main thread was last seen."""
     busy: str | None = None
     """What its progress bar says that it does."""
     silent: bool = False
