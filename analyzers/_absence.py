@@ -93,7 +93,7 @@ def _absence(scene: Scene, absent: Sequence[_Absent]) -> Incident:
         site=places[0].site if places else None,
         sites=sites,
         cause=absent[0].cause,
-        evidence=tuple(_evidence(scene, place, wait) for place in places[:3] if place.told),
+        evidence=tuple(said for place in places[:3] if place.told for said in _evidence(scene, place, wait)),
     )
 
 
@@ -112,10 +112,11 @@ def _nearest(waits: Iterable[Wait], culprits: frozenset[int]) -> Wait:
     )
 
 
-def _evidence(scene: Scene, place: Whereabouts, wait: Wait) -> str:
+def _evidence(scene: Scene, place: Whereabouts, wait: Wait) -> tuple[str, ...]:
     until = "the others gave up" if wait.given_up_ns is not None else "the logs end"
     lasted = seconds(max(0, scene.until_ns(wait) - place.since_ns))
-    return f"rank {place.rank} {place.doing} for {lasted} when {until}"
+    said = f"rank {place.rank} {place.doing} for {lasted} when {until}"
+    return (said,) if place.detail is None else (said, f"rank {place.rank}: {place.detail}")
 
 
 # ---- the others are right to be gone ----------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pandas as pd
 from distdiag.analyzers._lives import CONNECTION, SECOND_NS, TIMEOUT, End, Life
 from distdiag.analyzers._paths import Frames, location
 from distdiag.analyzers._rows import newest
+from distdiag.analyzers._wording import seconds
 from distdiag.run import Run
 
 SILENCE_NS = 3 * SECOND_NS
@@ -38,6 +39,8 @@ class Whereabouts:
     step: int
     phase: str | None = None
     """The user's phase it was in."""
+    detail: str | None = None
+    """What compares this with how it was before."""
     told: bool = True
     """Whether anything tells where it was, and since when."""
 
@@ -60,7 +63,8 @@ def whereabouts(run: Run, life: Life, since_ns: int, until_ns: int) -> Whereabou
         cause = place.activity() or _cause_of(name)
         return place.at(cause, f'was in phase "{name}"', int(phase["time_ns"]), row=phase, phase=name)
     if batch is not None:
-        return place.at("data-loading", "was in its data loader", int(batch["time_ns"]), row=batch)
+        detail = place.batches_before(batch)
+        return place.at("data-loading", "was in its data loader", int(batch["time_ns"]), row=batch, detail=detail)
     activity = place.activity()
     if activity is not None:
         return place.at(activity, f"was busy with {activity.replace('-', ' ')}", place.last_call_ns())
@@ -90,7 +94,14 @@ class _Place:
         self._last_call = newest(calls, "start_ns") if len(calls) else None
 
     def at(
-        self, cause: str, doing: str, since_ns: int, row: "pd.Series[Any] | None" = None, phase: str | None = None
+        self,
+        cause: str,
+        doing: str,
+        since_ns: int,
+        *,
+        row: "pd.Series[Any] | None" = None,
+        phase: str | None = None,
+        detail: str | None = None,
     ) -> Whereabouts:
         """Return the position, with the deepest user frames known."""
         return Whereabouts(
@@ -101,6 +112,7 @@ class _Place:
             since_ns=since_ns,
             step=self._step(),
             phase=phase,
+            detail=detail,
         )
 
     def frozen(self, life: Life) -> Whereabouts:
@@ -134,6 +146,16 @@ class _Place:
         begun = mine[mine["edge"] == "begin"]
         still = begun[~begun.set_index(identity).index.isin(ended)]
         return newest(still) if len(still) else None
+
+    def batches_before(self, batch: "pd.Series[Any]") -> str | None:
+        """Return how long this loader took for the batches before one that does not come."""
+        mine = self._run.batches[self._run.batches["rank"] == self._life.rank]
+        mine = mine[(mine["loader"] == batch["loader"]) & (mine["batch"] < batch["batch"])]
+        begun, ended = (mine[mine["edge"] == edge].set_index("batch")["time_ns"] for edge in ("begin", "end"))
+        durations = (ended - begun).dropna()
+        if durations.empty:
+            return None
+        return f"batch {int(batch['batch'])} does not come; its earlier ones took {seconds(float(durations.median()))}"
 
     def activity(self) -> str | None:
         """Return what the newest pulse says the main thread was doing."""

@@ -34,6 +34,8 @@ def verb(ranks: Iterable[int], one: str, many: str) -> str:
 def seconds(duration_ns: float) -> str:
     """Return a duration with as many digits as a reader needs."""
     value = duration_ns / SECOND_NS
+    if value < 0.01:
+        return f"{value * 1000:.1f} ms"
     if value < 1:
         return f"{value * 1000:.0f} ms"
     return f"{value:.1f} s" if value < 100 else f"{value:.0f} s"

@@ -41,9 +41,10 @@ def _summary(incident: Incident, absence: Absence) -> str:
     if absence.arrived_ns is not None and absence.wait.given_up_ns is not None:
         late = f"came {seconds(absence.arrived_ns - absence.wait.given_up_ns)} too late"
     site = f" ({short(place.site)})" if place.site is not None else ""
+    it = "It" if len(incident.culprits) == 1 else f"rank {place.rank}"
     return (
         f"{named(incident.culprits)} {late} to {incident.operation}{incident.at_step}\n"
-        f"It {place.doing}{site}; {waiting(incident, absence)}."
+        f"{it} {place.doing}{site}; {waiting(incident, absence)}."
     )
 
 

@@ -50,7 +50,7 @@ def analyze(run: Run) -> Iterator[Finding]:
 def _summary(incident: Incident, absence: Absence) -> str:
     who = named(incident.culprits)
     if absence.places:
-        where = _where(absence.places[0], absence)
+        where = _where(incident, absence.places[0], absence)
     else:
         where = f"{verb(incident.culprits, 'It', 'They')} left no log at all"
     never = "never entered"
@@ -59,13 +59,13 @@ def _summary(incident: Incident, absence: Absence) -> str:
     return f"{who} {never} {incident.operation}{incident.at_step}\n{where}; {waiting(incident, absence)}."
 
 
-def _where(place: Whereabouts, absence: Absence) -> str:
+def _where(incident: Incident, place: Whereabouts, absence: Absence) -> str:
     site = f" ({short(place.site)})" if place.site is not None else ""
+    it = "It" if len(incident.culprits) == 1 else f"rank {place.rank}"
     if not place.told:
-        return f"It {place.doing}{site}"
-    until_ns = absence.wait.given_up_ns or absence.until_ns
-    lasted = seconds(max(0, until_ns - place.since_ns))
-    return f"It {place.doing}{site}, for {lasted} by then"
+        return f"{it} {place.doing}{site}"
+    lasted = seconds(max(0, absence.until_ns - place.since_ns))
+    return f"{it} {place.doing}{f', {lasted} before' if place.cause == 'exited' else f' for {lasted}'}{site}"
 
 
 def _action(incident: Incident) -> tuple[str, ...]:
