@@ -20,8 +20,8 @@ LABELS = 300_000
 SAME_PROGRAM = 600_000
 """Two streams that align at less than this ran the same program."""
 FIRST_BAND = 16
-MAX_CELLS = 3_000_000
-"""Beyond this an alignment costs seconds; streams so different are not one program with one fault."""
+STRETCH = 2_000
+"""So many calls around the first real difference are aligned: what went apart for longer does not come together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +84,27 @@ def align(reference: Stream, odd: Stream) -> Alignment:
     straight = _straight(costs)
     if straight.cost < GAP:
         return straight
-    longest = max(len(reference.tokens), len(odd.tokens))
-    band = max(FIRST_BAND, abs(len(reference.tokens) - len(odd.tokens)) // 2)
-    while True:
-        found = _banded(costs, band)
-        # Whatever leaves the band needs more than ``band`` gaps.
-        if found.cost <= GAP * band or band >= longest:
-            return found
-        if (2 * band + 1) * longest > MAX_CELLS:
-            return found
+    begin, end = _stretch(costs)
+    longest = min(max(costs.lengths), end) - begin
+    band = FIRST_BAND
+    found = _banded(costs, begin, end, band)
+    # Whatever leaves the band needs more than ``band`` gaps.
+    while found.cost > GAP * band and band < longest:
         band *= 2
+        found = _banded(costs, begin, end, band)
+    before = [(position, position) for position in range(begin)]
+    return Alignment(
+        cost=found.cost + sum(costs.pair(i, j) for i, j in before),
+        pairs=(*before, *((begin + i, begin + j) for i, j in found.pairs)),
+    )
+
+
+def _stretch(costs: "_Costs") -> tuple[int, int]:
+    """Return the positions between which the streams are worth aligning."""
+    apart = [costs.pair(position, position) for position in range(min(costs.lengths))]
+    hard = next(position for position, cost in enumerate(apart) if cost >= OTHER_SITE)
+    first = next(position for position, cost in enumerate(apart) if cost)
+    return max(first, hard - STRETCH), hard + STRETCH
 
 
 class _Costs:
@@ -152,9 +163,9 @@ def _straight(costs: _Costs) -> Alignment:
 _PAIR, _SKIP_LEFT, _SKIP_RIGHT = 0, 1, 2
 
 
-def _banded(costs: _Costs, band: int) -> Alignment:
+def _banded(costs: _Costs, begin: int, end: int, band: int) -> Alignment:
     """Fill the band of the table around the diagonal and walk back from the cheapest end."""
-    rows, columns = costs.lengths
+    rows, columns = (min(length, end) - begin for length in costs.lengths)
     width = 2 * band + 1
     far = GAP * (rows + columns + 1) * 2
     previous: list[int] = []
@@ -166,7 +177,7 @@ def _banded(costs: _Costs, band: int) -> Alignment:
             j = i + offset - band
             best, move = (0, _PAIR) if i == j == 0 else (far, _PAIR)
             if i and j:
-                best = previous[offset] + costs.pair(i - 1, j - 1)
+                best = previous[offset] + costs.pair(begin + i - 1, begin + j - 1)
             if i and offset + 1 < width and previous[offset + 1] + GAP <= best:
                 best, move = previous[offset + 1] + GAP, _SKIP_LEFT
             if j and offset and current[offset - 1] + GAP <= best:
