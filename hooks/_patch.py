@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
-from distdiag.errors import guard
+from distdiag.errors import guard, guarded
 
 Undo = Callable[[], None]
 
@@ -32,23 +32,22 @@ def observe(owner: Any, name: str, observer: Observer) -> Undo:
     wrapper keeps no reference to either.
     """
     original = getattr(owner, name)
-    watching = f"watch {name}"
+    watching = guard(f"watch {name}")
+    before = guarded(f"watch {name}", observer.before)  # FSDP's methods are watched hundreds of times in a step
 
     @functools.wraps(original)
     def observed(*args: Any, **kwargs: Any) -> Any:
-        token = None
-        with guard(watching):
-            token = observer.before(args, kwargs)
+        token = before(args, kwargs)
         try:
             result = original(*args, **kwargs)
         except BaseException as error:
             kind = type(error)
             # the traceback holds this frame, and with it the arguments: tensors, perhaps
             del args, kwargs, error
-            with guard(watching):
+            with watching:
                 observer.after(token, None, kind)
             raise
-        with guard(watching):
+        with watching:
             observer.after(token, result, None)
         return result
 
