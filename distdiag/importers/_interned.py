@@ -29,12 +29,12 @@ class Sizes:
 
     def of(self, entry: Entry) -> Tensors:
         """Return what an entry moves: the same object for equal sizes and types."""
+        raw = (entry.input_sizes, entry.output_sizes, entry.input_dtypes, entry.output_dtypes)
         splits = entry.input_split_sizes, entry.output_split_sizes
-        raw = (entry.input_sizes, entry.output_sizes, entry.input_dtypes, entry.output_dtypes, splits)
-        key = _content(raw)
+        key = _content(raw if splits == (None, None) else (raw, splits))
         moved = self._known.get(key)
         if moved is None:
-            moved = self._known[key] = tensors(*raw)
+            moved = self._known[key] = tensors(*raw, splits)
         self._budget -= len(key)
         if self._budget < 0:
             raise RefusedError("the sizes of its tensors are beyond reason")

@@ -42,6 +42,9 @@ class GroupFacts:
     last_completed: int | None = None
     undecided: list[tuple[events.Call, str, bool]] = field(default_factory=list)
     """Collectives of a backend that does not say how they ended: call, op, and whether it is still watched."""
+    batch: list["_Numbered"] = field(default_factory=list)
+    """Newest entries, all of one sequence number, while the dump is read."""
+    batch_key: int | None = None
 
     @property
     def newest_ended(self) -> int:
@@ -62,6 +65,23 @@ class Drafted:
     thread: str
 
 
+@dataclass(slots=True, kw_only=True)
+class _Kind:
+    """What many entries have in common."""
+
+    facts: GroupFacts
+    operation: Operation
+    p2p: bool
+    moved: Tensors
+    path: int
+    thread: str
+    signature: int | None = None
+    """Number of its signature, once a call of its own has it."""
+
+
+_Numbered = tuple[int, Entry, _Kind]
+
+
 class Transcript:
     """The records that one dump becomes."""
 
@@ -75,23 +95,24 @@ class Transcript:
         self.calls: list[events.Event] = []
         self.drafts: list[Drafted] = []
         self.groups: dict[str, GroupFacts] = {}
-        self.first_ns = self.last_ns = 0
         self.typed = True
         self.entries = len(dump.entries)
         self.first_record = min((entry.record_id for entry in dump.entries), default=0)
         """Number of its oldest entry: as many had been overwritten, or were left out as no longer active."""
+        created = [entry.time_created_ns for entry in dump.entries if entry.time_created_ns]
+        completed = [e.time_discovered_completed_ns for e in dump.entries if e.time_discovered_completed_ns]
+        self.first_ns, self.last_ns = min(created, default=0), max([*created, *completed], default=0)
+        self.told_ns = 0
+        """When the backend told how far it was: not known but for a file as young as its newest entry."""
+        self._kinds: dict[Any, _Kind] = {}
         self._signatures: dict[Any, int] = {}
-        self._operations: dict[str, Operation] = {}
         self._sites = Sites()
         self._sizes = Sizes()
-        self._numbers = 0
         self._batches = 0
         self._mute = _is_mute(dump.entries)
         self._read(dump.entries)
-        newest_ns = max((event.start_ns for event in self.calls if isinstance(event, events.Call)), default=0)
-        fresh = written_ns is not None and 0 <= written_ns - self.last_ns < FRESH_NS
-        self.told_ns = written_ns if fresh and written_ns is not None else newest_ns
-        """When the backend told how far it was: not known but for a file as young as its newest entry."""
+        if written_ns is not None and 0 <= written_ns - self.last_ns < FRESH_NS:
+            self.told_ns = written_ns
 
     @property
     def paths(self) -> Iterator[events.Path]:
@@ -99,104 +120,115 @@ class Transcript:
         return self._sites.records()
 
     def _read(self, entries: Sequence[Entry]) -> None:
-        open_batches: dict[str, tuple[tuple[bool, int], list[tuple[int, Entry, Operation]]]] = {}
-        for entry in entries:
-            name, description = entry.process_group or (str(entry.pg_id or 0), "")
-            op = self._operations.get(entry.profiling_name)
-            if op is None:
-                op = self._operations[entry.profiling_name] = operation(entry.profiling_name)
-            p2p = op.p2p or bool(entry.is_p2p)
-            key = (p2p, entry.p2p_seq_id if p2p else entry.seq)
-            facts = self._facts(name, description, op, entry)
-            facts.point_to_point |= p2p or entry.p2p_seq_id > 0
-            self._numbers += 1
-            known = open_batches.get(name)
-            if known is not None and known[0] == key:
-                known[1].append((self._numbers, entry, op))
+        for number, entry in enumerate(entries, start=1):
+            kind = self._kind(entry)
+            facts = kind.facts
+            # Negative numbers are those of messages, which are counted apart.
+            key = ~entry.p2p_seq_id if kind.p2p else entry.seq
+            if key == facts.batch_key:
+                facts.batch.append((number, entry, kind))
                 continue
-            if known is not None:
-                self._flush(self.groups[name], known[0], known[1])
-            open_batches[name] = key, [(self._numbers, entry, op)]
-        for name, (key, batch) in open_batches.items():
-            self._flush(self.groups[name], key, batch)
-        self.calls.sort(key=_number_of)
+            if facts.batch:
+                self._flush(facts)
+            facts.batch_key, facts.batch = key, [(number, entry, kind)]
+        for facts in self.groups.values():
+            self._flush(facts)
 
-    def _facts(self, name: str, description: str, op: Operation, entry: Entry) -> GroupFacts:
-        moment = entry.time_created_ns or 0
-        if moment:
-            self.first_ns = min(self.first_ns or moment, moment)
-            self.last_ns = max(self.last_ns, moment, entry.time_discovered_completed_ns or 0)
+    def _kind(self, entry: Entry) -> _Kind:
+        moved, path = self._sizes.of(entry), self._sites.number(entry.frames)
+        key = (entry.process_group, entry.pg_id, entry.profiling_name, id(moved), path, entry.thread_name, entry.is_p2p)
+        kind = self._kinds.get(key)
+        if kind is None:
+            op = operation(entry.profiling_name)
+            kind = self._kinds[key] = _Kind(
+                facts=self._facts(entry, op),
+                operation=op,
+                p2p=op.p2p or bool(entry.is_p2p),
+                moved=moved,
+                path=path,
+                thread=_thread(entry.thread_name),
+            )
+        return kind
+
+    def _facts(self, entry: Entry, op: Operation) -> GroupFacts:
+        name, description = entry.process_group or (str(entry.pg_id or 0), "")
         facts = self.groups.get(name)
         if facts is None:
             facts = self.groups[name] = GroupFacts(
-                name=name, description=description, backend=op.backend, first_ns=moment, timeout_ms=entry.timeout_ms
+                name=name,
+                description=description,
+                backend=op.backend,
+                first_ns=entry.time_created_ns or 0,
+                timeout_ms=entry.timeout_ms,
             )
         if entry.pg_id is not None:
             facts.numbers.add(entry.pg_id)
         return facts
 
     # ---- calls ------------------------------------------------------------------------------------------------------
-    def _flush(self, facts: GroupFacts, key: tuple[bool, int], batch: Sequence[tuple[int, Entry, Operation]]) -> None:
-        p2p, seq = key
-        *members, (_, last, closing) = batch
-        terminator = last if members and closing.op.endswith(COALESCED) else None
-        if p2p:
-            self._messages(facts, seq, members if terminator else batch, terminator)
+    def _flush(self, facts: GroupFacts) -> None:
+        """Make calls of the newest entries of a group, which share one sequence number."""
+        batch = facts.batch
+        number, first, kind = batch[0]
+        last, closing = batch[-1][1:]
+        facts.point_to_point |= kind.p2p or last.p2p_seq_id > 0
+        terminator = last if len(batch) > 1 and closing.operation.op.endswith(COALESCED) else None
+        members = batch[:-1] if terminator is not None else batch
+        if kind.p2p:
+            self._messages(members, terminator)
             return
-        facts.last_seq = max(facts.last_seq, seq)
-        number, first, op = batch[0]
-        parts = [(each.op, self._sizes.of(entry)) for _, entry, each in (members if terminator else batch)]
-        call = self._call(facts, number, first, op, seq, tuple(parts))
-        self._end(facts, call, terminator or last, parts[0][0])
+        facts.last_seq = max(facts.last_seq, first.seq)
+        signature = self._signature(members)
+        call = self._call(number, first, signature, first.seq)
+        self._end(facts, call, terminator or last, kind.operation.op)
 
-    def _messages(
-        self,
-        facts: GroupFacts,
-        seq: int,
-        batch: Sequence[tuple[int, Entry, Operation]],
-        terminator: Entry | None,
-    ) -> None:
+    def _messages(self, batch: Sequence[_Numbered], terminator: Entry | None) -> None:
         several = len(batch) > 1 or terminator is not None
         self._batches += several
-        for number, entry, op in batch:
-            if not op.p2p:  # the end of a batch whose messages the ring no longer holds
+        for numbered in batch:
+            number, entry, kind = numbered
+            if not kind.operation.p2p:  # the end of a batch whose messages the ring no longer holds
                 continue
-            parts = ((op.op, self._sizes.of(entry)),)
-            call = self._call(facts, number, entry, op, seq, parts, coalesced=self._batches if several else None)
-            self._end(facts, call, terminator or entry, op.op, p2p=True)
+            coalesced = self._batches if several else None
+            call = self._call(number, entry, self._signature([numbered]), entry.p2p_seq_id, coalesced)
+            self._end(kind.facts, call, terminator or entry, kind.operation.op)
 
-    def _call(
-        self,
-        facts: GroupFacts,
-        number: int,
-        entry: Entry,
-        op: Operation,
-        seq: int,
-        parts: tuple[tuple[str, Tensors], ...],
-        coalesced: int | None = None,
-    ) -> events.Call:
-        thread = _thread(entry.thread_name)
-        path = self._sites.number(entry.frames)
-        self.typed &= all(moved.dtype is not None or not (moved.inputs or moved.outputs) for _, moved in parts)
-        key = (facts.name, entry.profiling_name, parts if len(parts) > 1 else id(parts[0][1]), path, thread)
-        signature = self._signatures.get(key)
-        if signature is None:
-            self._signatures[key] = signature = len(self._signatures) + 1
+    def _signature(self, members: Sequence[_Numbered]) -> int:
+        """Return the number of the signature of a call, or of several that were coalesced into one."""
+        kind = members[0][2]
+        if len(members) == 1 and kind.signature is not None:
+            return kind.signature
+        parts = tuple((each.operation.op, each.moved) for _, _, each in members)
+        key = kind.facts.name, kind.operation, kind.path, kind.thread, parts
+        number = self._signatures.get(key)
+        if number is None:
+            number = self._signatures[key] = len(self._signatures) + 1
+            self.typed &= all(moved.dtype is not None or not (moved.inputs or moved.outputs) for _, moved in parts)
             self.drafts.append(
-                Drafted(number=signature, group=facts.name, parts=parts, operation=op, path=path, thread=thread)
+                Drafted(
+                    number=number,
+                    group=kind.facts.name,
+                    parts=parts,
+                    operation=kind.operation,
+                    path=kind.path,
+                    thread=kind.thread,
+                )
             )
+        if len(members) == 1:
+            kind.signature = number
+        return number
+
+    def _call(self, number: int, entry: Entry, signature: int, seq: int, coalesced: int | None = None) -> events.Call:
+        start_ns = entry.time_created_ns or 0
+        self.told_ns = max(self.told_ns, start_ns)
         call = events.Call(
-            call=number,
-            signature=signature,
-            seq=seq,
-            step=UNKNOWN_STEP,
-            start_ns=entry.time_created_ns or 0,
-            coalesced=coalesced,
+            call=number, signature=signature, seq=seq, step=UNKNOWN_STEP, start_ns=start_ns, coalesced=coalesced
         )
         self.calls.append(call)
         return call
 
-    def _end(self, facts: GroupFacts, call: events.Call, entry: Entry, op: str, *, p2p: bool = False) -> None:
+    def _end(self, facts: GroupFacts, call: events.Call, entry: Entry, op: str) -> None:
+        collective = op not in ("send", "recv", "recv_any_source")
         if entry.state == "completed":
             discovered = entry.time_discovered_completed_ns or 0
             self.calls.append(
@@ -207,15 +239,13 @@ class Transcript:
                     duration_ns=_duration_ns(entry.duration_ms),
                 )
             )
+            if collective:
+                facts.last_completed = max(facts.last_completed or 0, call.seq)
         elif entry.retired and not self._mute:
             self.calls.append(timed_out(call, entry.timeout_ms))
-        if p2p:
-            return
-        if entry.state == "completed":
-            facts.last_completed = max(facts.last_completed or 0, call.seq)
-        if entry.state in ("started", "completed") and entry.time_discovered_started_ns:
+        if collective and entry.time_discovered_started_ns and entry.state != "scheduled":
             facts.last_started = max(facts.last_started or 0, call.seq)
-        if self._mute:
+        if collective and self._mute:
             facts.undecided.append((call, op, not entry.retired))
 
 
@@ -239,10 +269,6 @@ def _is_mute(entries: Sequence[Entry]) -> bool:
         return True
     retired = [entry.process_group for entry in entries if entry.retired]
     return len(retired) > len(set(retired))
-
-
-def _number_of(event: events.Event) -> int:
-    return event.call if isinstance(event, events.Call | events.Done) else 0
 
 
 def _thread(name: str | None) -> str:
