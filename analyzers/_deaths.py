@@ -122,6 +122,8 @@ class _Registry:
         unfinished = calls[calls["end_ns"].isna() & ~calls["captured"]]
         self._unfinished = frozenset(int(rank) for rank in unfinished["rank"].unique())
         self._handling = calls[calls["handling"].notna()]
+        during_failed = self._handling[self._handling["failed"]].drop_duplicates("rank")
+        self._handled = dict(zip(during_failed["rank"].tolist(), during_failed["handling"].tolist(), strict=True))
         self._failures = {rank: life.failed_ns for rank, life in lives.items() if life.failed_ns is not None}
         self._said = {rank: lives[rank].failure or "" for rank in self._failures}
 
@@ -154,7 +156,7 @@ class _Registry:
                 chain,
                 communicating=life.failed_ns is not None or life.rank in self._unfinished,
                 failed_before=life.failure if failed_first else None,
-                handled=self._handled_by_failed_call(life.rank),
+                handled=self._handled.get(life.rank),
             )
             if error is not None:
                 memory = fault.fault == OUT_OF_MEMORY or any(MEMORY_ERROR.search(text) for text in chain)
@@ -167,10 +169,6 @@ class _Registry:
                     step=int(fault.step),
                 )
         return None
-
-    def _handled_by_failed_call(self, rank: int) -> str | None:
-        failed = self._handling[(self._handling["rank"] == rank) & self._handling["failed"]]
-        return str(failed["handling"].iloc[0]) if len(failed) else None
 
     def _when(self, life: Life, fault: Any, error: str) -> int:
         """Return when an exception came up: what is uncaught at last may have been raised before a failed call."""
