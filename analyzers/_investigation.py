@@ -4,7 +4,7 @@ Lists of groups, divergences and deaths compete by the time of their first event
 causes. Only where there is none of them does the wait-for graph speak: it says where the waiting ends, not why.
 """
 
-import functools
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -47,9 +47,19 @@ class Investigation:
         return (incident for incident in self.incidents if incident.name == name)
 
 
-@functools.lru_cache(maxsize=2)
+_investigations: weakref.WeakKeyDictionary[Run, Investigation] = weakref.WeakKeyDictionary()
+"""Every analyzer asks; the answer lives as long as its run."""
+
+
 def investigate(run: Run) -> Investigation:
     """Return what went wrong first."""
+    known = _investigations.get(run)
+    if known is None:
+        known = _investigations[run] = _investigate(run)
+    return known
+
+
+def _investigate(run: Run) -> Investigation:
     lives = lives_of(run)
     blocked = blocked_calls(run, lives)
     queues = queues_of(run, lives)
