@@ -141,7 +141,7 @@ def _waiting_in(scene: Scene, wait: Wait) -> str:
 
 def _numbers_unknown(scene: Scene, wait: Wait) -> bool:
     """Return whether ranks are in calls that have a line but no number: a line issues many calls, on many groups."""
-    unnumbered = wait.kind is WaitKind.COLLECTIVE and wait.number == NUMBER_UNKNOWN
+    unnumbered = wait.kind is WaitKind.COLLECTIVE and wait.number == NUMBER_UNKNOWN and not _raced(scene, wait)
     return unnumbered and any(call.path for call in scene.calls_in(wait).values())
 
 

@@ -51,8 +51,9 @@ def read(files: Sequence[Path]) -> Iterator[Imported]:
         except OSError as error:
             notes.append(f"{file.name} cannot be read: {error.strerror}")
             continue
+        one_process = len({dump.pid for dump in dumps}) == 1
         for dump in dumps:
-            rank = dump.rank if dump.rank is not None else named.get(file) if len(dumps) == 1 else None
+            rank = dump.rank if dump.rank is not None else named.get(file) if one_process else None
             looks.setdefault((rank, attempt_of(file)), []).append((moment, dump))
     unsigned = [look for (rank, _), taken in looks.items() if rank is None for look in taken]
     signed = {key: taken for key, taken in looks.items() if key[0] is not None}

@@ -30,7 +30,7 @@ _CHAINED = (
     "The above exception was the direct cause of the following exception",
 )
 _TYPE = re.compile(
-    r"\s{0,1}(?P<type>(?:[\w]+\.)*[A-Z_]\w*(?:Error|Exception|Interrupt|Exit|Warning|Failure|Timeout|Group|StopIteration)?)"
+    r"(?P<type>(?:[\w]+\.)*[A-Z_]\w*(?:Error|Exception|Interrupt|Exit|Warning|Failure|Timeout|Group|StopIteration)?)"
     r"(?::\s?(?P<message>.*))?$"
 )
 _BARE = re.compile(r"(?P<type>(?:\w+\.)*(?:OutOfMemoryError|RuntimeError|MemoryError)): (?P<message>.+)")
@@ -84,7 +84,7 @@ class _Traceback:
         chain = [last, *reversed(self._before[-MAX_CAUSES:])]
         told = [each for each in chain if role_of(each) is Role.INITIATING][-1:]
         # What a barrier in ``finally`` says hides the error that led there: both are told.
-        return tuple((each, role_of(each)) for each in (*told, last) if each is last or last not in told)
+        return tuple((each, role_of(each)) for each in (*(each for each in told if each is not last), last))
 
     def _raised(self) -> Raised:
         return Raised(
@@ -113,7 +113,7 @@ class _Traceback:
         indent = len(text) - len(text.lstrip())
         if not text.strip() or (self._frames and indent > self._indent) or text.lstrip().startswith("[Previous line"):
             return True  # the source of a frame, and the marks below it
-        found = _TYPE.match(text)
+        found = _TYPE.match(text.strip())
         if not found:
             return False
         self._type = found["type"]

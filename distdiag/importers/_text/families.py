@@ -29,5 +29,7 @@ _NEEDLES = sorted(
     {needle for family in FAMILIES for needle in family.needles}
     | {needle for block in BLOCKS for needle in block.needles}
 )
-INTERESTING = re.compile(b"|".join(re.escape(needle.encode()) for needle in _NEEDLES))
+_LOGGERS = ("ProcessGroupNCCL", "ProcessGroupGloo", "ProcessGroupWrapper")
+"""Whose lines may be broken within the words that tell their kind."""
+INTERESTING = re.compile(b"|".join(re.escape(needle.encode()) for needle in (*_LOGGERS, *_NEEDLES)))
 """Lines without any of these words say nothing that is understood."""

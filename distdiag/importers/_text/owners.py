@@ -44,7 +44,7 @@ class _Known:
 
     files: Mapping[int, int]
     """Rank by number of file, from its name."""
-    labels: dict[tuple[int, str], set[int]] = field(default_factory=dict)
+    labels: dict[tuple[int, str, int | None], set[int]] = field(default_factory=dict)
     tasks: dict[int, set[int]] = field(default_factory=dict)
     """Ranks that lines with a task's number named."""
     pids: dict[int, int] = field(default_factory=dict)
@@ -79,8 +79,8 @@ def _known(transcripts: Sequence[Transcript], paths: Sequence[Path]) -> _Known:
     known = _Known(files={number: named[path] for number, path in enumerate(paths) if path in named})
     sizes: dict[str, int] = {}
     for number, transcript in enumerate(transcripts):
-        for label, ranks in transcript.ranks.items():
-            known.labels.setdefault((number, label), set()).update(ranks)
+        for (label, task), ranks in transcript.ranks.items():
+            known.labels.setdefault((number, label, task), set()).update(ranks)
         for said in transcript.said:
             line, what = said.line, said.what
             if line.rank is not None:
@@ -136,7 +136,7 @@ def _told_by_surroundings(number: int, said: Said, known: _Known) -> int | None:
     if isinstance(said.what, Ended | Torn):
         return None  # a launcher's words
     line = said.line
-    ranks = known.labels.get((number, line.label), set())
+    ranks = known.labels.get((number, line.label, line.task), set())
     if len(ranks) == 1:
         return next(iter(ranks))
     if line.pid in known.pids:

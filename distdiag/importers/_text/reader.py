@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from distdiag.importers._text.facts import Block, Family, Role, Said, What
+from distdiag.importers._text.facts import Block, Role, Said, What
 from distdiag.importers._text.families import BLOCKS, FAMILIES, INTERESTING
 from distdiag.importers._text.lines import raw_lines
 from distdiag.importers._text.normalise import Bar, Line, bars_in, clean, normalise
@@ -32,7 +32,7 @@ class Transcript:
 
     path: Path
     said: list[Said] = field(default_factory=list)
-    ranks: dict[str, set[int]] = field(default_factory=dict)
+    ranks: dict[tuple[str, int | None], set[int]] = field(default_factory=dict)
     """Ranks that lines with the same prefix named."""
     bar: Bar | None = None
     """The last progress bar that was drawn."""
@@ -52,9 +52,8 @@ class _Open:
 class _Broken:
     """A message whose line ends before the message does."""
 
-    family: Family
     line: Line
-    joined: int = 0
+    joined: int
 
 
 def transcribe(path: Path, number: int) -> Transcript:
@@ -70,6 +69,8 @@ class _Reader:
         self._broken: _Broken | None = None
         self._skipped: deque[bytes] = deque(maxlen=RECENT)
         self._stamp: Stamp | None = None
+        self._logged: Speaker | None = None
+        """Whose message of several lines a C++ logger began last."""
 
     def read(self) -> Transcript:
         for raw in raw_lines(self._transcript.path):
@@ -84,13 +85,14 @@ class _Reader:
         for speaker in list(self._blocks):
             self._close(speaker)
         self._join(None)
+        self._transcript.said.sort(key=lambda said: said.line.number)  # long messages end after others that came later
         return self._transcript
 
     def _take(self, number: int, text: str) -> None:
         for line in normalise(number, text):
             self._stamp = line.stamp or self._recent_stamp()
             if line.rank is not None:
-                self._transcript.ranks.setdefault(line.label, set()).add(line.rank)
+                self._transcript.ranks.setdefault((line.label, line.task), set()).add(line.rank)
             if not self._join(line):
                 self._single(line)
             self._several(line)
@@ -105,32 +107,30 @@ class _Reader:
         return self._stamp
 
     # ---- messages of one line -----------------------------------------------------------------------------------
-    def _single(self, line: Line) -> None:
-        for family in FAMILIES:
-            if any(needle in line.text for needle in family.needles):
-                ending = _ENDINGS.get(family.name)
-                if ending is not None and not ending.search(line.text):
-                    self._broken = _Broken(family, line)
-                else:
-                    self._add(family.parse(line), family.role, line)
+    def _single(self, line: Line, joined: int = 0) -> None:
+        """Read a message, or keep it until the rest of it has come."""
+        families = [family for family in FAMILIES if any(needle in line.text for needle in family.needles)]
+        cut = [family for family in families if family.name in _ENDINGS and not _ENDINGS[family.name].search(line.text)]
+        if (cut or (not families and line.source is not None)) and joined < MAX_JOINED:
+            # A terminal may break a line anywhere, within the words that tell its kind too.
+            self._broken = _Broken(line, joined)
+            return
+        for family in families:
+            self._add(family.parse(line), family.role, line)
 
     def _join(self, line: Line | None) -> bool:
         """Join a line to the message that broke off before it; return whether it belonged to that."""
-        broken = self._broken
+        broken, self._broken = self._broken, None
         if broken is None:
             return False
-        self._broken = None
         if line is None or not _may_follow(line, broken.line):
-            self._add(broken.family.parse(broken.line), broken.family.role, broken.line)
+            self._single(broken.line, MAX_JOINED)
             return False
-        ending = _ENDINGS[broken.family.name]
-        texts = (broken.line.text + line.text, f"{broken.line.text} {line.text.strip()}")
-        whole = next((text for text in texts if ending.search(text)), None)
-        joined = replace(broken.line, text=whole or texts[0])
-        if whole is None and broken.joined + 1 < MAX_JOINED:
-            self._broken = _Broken(broken.family, joined, broken.joined + 1)
-        else:
-            self._add(broken.family.parse(joined), broken.family.role, joined)
+        tight, spaced = broken.line.text + line.text, f"{broken.line.text} {line.text.strip()}"
+        self._single(
+            replace(broken.line, text=spaced if _is_whole(spaced) and not _is_whole(tight) else tight),
+            broken.joined + 1,
+        )
         return True
 
     # ---- messages of several lines ------------------------------------------------------------------------------
@@ -144,6 +144,7 @@ class _Reader:
                 if block is not None:
                     self._close(speaker)
                     self._blocks[speaker] = _Open(block, line, self._stamp)
+                    self._logged = speaker if line.source is not None else None
                     if len(self._blocks) > MAX_OPEN:
                         self._close(next(iter(self._blocks)))
                     return
@@ -155,11 +156,10 @@ class _Reader:
             if opened.block.feed(line):
                 return True
             self._close(speaker)
-        if line.task is not None:
-            # The number may be no task's but part of a list that belongs to the message.
-            outer = self._blocks.get((line.label, line.rank, None))
-            return outer is not None and outer.block.feed(line)
-        return False
+        # A number may be no task's but part of a list; further lines of a C++ message have no prefix at all.
+        outer = (line.label, line.rank, None) if line.task is not None else self._logged if _is_bare(line) else speaker
+        opened = self._blocks.get(outer) if outer is not None and outer != speaker else None
+        return opened is not None and opened.block.feed(line)
 
     def _close(self, speaker: Speaker) -> None:
         opened = self._blocks.pop(speaker, None)
@@ -180,10 +180,19 @@ def _speaker(line: Line) -> Speaker:
     return line.label, line.rank, line.task
 
 
+def _is_whole(text: str) -> bool:
+    """Return whether a text is all of a message of some kind."""
+    kinds = [family.name for family in FAMILIES if any(needle in text for needle in family.needles)]
+    return any(name in _ENDINGS and _ENDINGS[name].search(text) for name in kinds)
+
+
+def _is_bare(line: Line) -> bool:
+    return not line.label and line.rank is None and line.source is None and line.task is None
+
+
 def _may_follow(line: Line, broken: Line) -> bool:
     """Return whether a line may be the rest of one that broke off: it has no prefix, or the same."""
-    bare = not line.label and line.rank is None and line.source is None
-    return bare or (_speaker(line) == _speaker(broken) and line.source is None)
+    return _is_bare(line) or (_speaker(line) == _speaker(broken) and line.source is None)
 
 
 def role_of_line(text: str) -> Role:
