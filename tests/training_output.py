@@ -146,7 +146,9 @@ def mismatch(rank: int, mine: str, other: int, theirs: str) -> str:
     )
 
 
-def failure_block(*ended: tuple[int, int], first: tuple[int, int], local: int | None = None) -> list[str]:
+def failure_block(
+    *ended: tuple[int, int], first: tuple[int, int], local: int | None = None, moment: str = "2025-12-06_18:30:00"
+) -> list[str]:
     """Return the summary of torchrun: (rank, exit code) of the failures, and of the first one."""
 
     def entry(number: int, rank: int, code: int) -> list[str]:
@@ -155,7 +157,7 @@ def failure_block(*ended: tuple[int, int], first: tuple[int, int], local: int | 
         )
         return [
             f"[{number}]:",
-            f"  time      : 2025-12-06_18:30:0{number}",
+            f"  time      : {moment}",
             "  host      : node-1",
             f"  rank      : {rank} (local_rank: {rank if local is None else local})",
             f"  exitcode  : {code} (pid: {4000 + rank})",
