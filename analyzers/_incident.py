@@ -16,6 +16,8 @@ from distdiag.analyzers._waitfor import Wait
 from distdiag.analyzers._whereabouts import Whereabouts
 from distdiag.findings import Confidence, Finding, Severity
 
+INIT = "init_process_group"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disagreement:
@@ -115,7 +117,8 @@ class Incident:
     @property
     def operation(self) -> str:
         """Return ``all_reduce 7 of group dp (8 ranks)``."""
-        words = f"{self.op or 'operation'} {self.seq}" if self.seq is not None else self.op or "operation"
+        numbered = self.seq is not None and self.op != INIT  # a process joins its job once
+        words = f"{self.op or 'operation'} {self.seq}" if numbered else self.op or "operation"
         return words if self.group is None else f"{words} of {group_words(self.group, self.members)}"
 
     @property

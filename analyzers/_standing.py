@@ -6,6 +6,7 @@ from distdiag.analyzers._absence import absences
 from distdiag.analyzers._halts import halts
 from distdiag.analyzers._incident import Absence, Circle, Incident, Together, Unexplained
 from distdiag.analyzers._issued import called, in_group
+from distdiag.analyzers._lives import CONNECTION
 from distdiag.analyzers._naming import Name
 from distdiag.analyzers._scene import Scene
 from distdiag.analyzers._slips import slipped
@@ -106,12 +107,17 @@ def _rest(scene: Scene) -> Iterator[Incident]:
 
 def _unknown(scene: Scene, wait: Wait) -> Incident:
     they = verb(wait.unknown, "it", "they")
+    said = [scene.lives[rank].failure or "" for rank in sorted(wait.waiters) if rank in scene.lives]
+    broke = any(CONNECTION.search(text) for text in said)
     return scene.incident(
         INSUFFICIENT,
         wait,
         Absence(wait=wait, places=(), until_ns=scene.until_ns(wait)),
         sites=scene.sites_of([wait]),
-        evidence=(f"{named(wait.unknown)} left no log: whether {they} came is not known",),
+        evidence=(
+            f"{named(wait.unknown)} left no log: whether {they} came is not known",
+            *(("connections broke: some rank that they lead to had ended",) if broke else ()),
+        ),
     )
 
 
