@@ -68,9 +68,11 @@ def profiled(*, stacks: bool) -> Iterator[None]:
 
 def reduce(calls: int, tensor: torch.Tensor) -> Cost:
     """Call all_reduce and return what one call took."""
-    elapsed, processor = time.perf_counter_ns(), time.thread_time_ns()
-    for _ in range(calls):
-        dist.all_reduce(tensor)
+    elapsed = processor = 0
+    for number in range(-WARM_UP_CALLS, calls):
+        if number == 0:
+            elapsed, processor = time.perf_counter_ns(), time.thread_time_ns()
+        dist.all_reduce(tensor)  # one line for all: calls from another line would be new to the recorder
     processor, elapsed = time.thread_time_ns() - processor, time.perf_counter_ns() - elapsed
     return Cost(elapsed=elapsed / calls / 1e3, processor=processor / calls / 1e3)
 
@@ -82,7 +84,6 @@ def measure(watchers: dict[str, Callable[[], AbstractContextManager[object]]], b
     for _ in range(blocks):
         for name in random.sample(list(watchers), len(watchers)):
             with watchers[name]():
-                reduce(WARM_UP_CALLS, tensor)
                 costs[name].append(reduce(CALLS, tensor))
     return {
         name: Cost(

@@ -32,6 +32,7 @@ import distdiag
 RANKS = 2
 WARM_UP_STEPS = 3
 """After recording began: threads start, and what calls have in common is written once."""
+CALIBRATION_STEPS = 5
 BLOCK_SECONDS = 1.2
 """Longer than the second between two pulses, so that each recorded block holds one."""
 RESAMPLES = 4000
@@ -90,12 +91,12 @@ MODELS = {"DDP, 10 M parameters": train_ddp, "FSDP, 32 units": train_fsdp}
 
 def time_block(train: Train, steps: int) -> Block:
     """Time a block of steps, which both ranks begin together."""
-    for _ in range(WARM_UP_STEPS):
-        train()
-    dist.barrier()
-    elapsed, processor = time.perf_counter(), time.process_time()
-    for _ in range(steps):
-        train()
+    elapsed = processor = 0.0
+    for number in range(WARM_UP_STEPS + steps):
+        if number == WARM_UP_STEPS:
+            dist.barrier()
+            elapsed, processor = time.perf_counter(), time.process_time()
+        train()  # one line for all steps: calls from another line would be new to the recorder
     processor, elapsed = time.process_time() - processor, time.perf_counter() - elapsed
     return Block(elapsed=elapsed / steps, processor=processor / steps)
 
@@ -113,7 +114,7 @@ def measure(rank: int, model: str, directory: Path, seconds: float, answer: Conn
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(RANKS)
     dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=RANKS)
     train = MODELS[model]()
-    steps = agreed(max(1, int(BLOCK_SECONDS / time_block(train, 3).elapsed)))
+    steps = agreed(max(1, int(BLOCK_SECONDS / time_block(train, CALIBRATION_STEPS).elapsed)))
     order = random.Random(0)  # the same on both ranks
     deadline = time.monotonic() + seconds
     pairs: list[Pair] = []
