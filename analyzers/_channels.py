@@ -15,6 +15,20 @@ import pandas as pd
 
 from distdiag.analyzers._rows import records, whole
 
+COLUMNS = (
+    "rank",
+    "call",
+    "group_key",
+    "seq",
+    "op",
+    "peer",
+    "tag",
+    "coalesced",
+    "start_ns",
+    "end_ns",
+    "failed",
+    "numel",
+)
 ANY_SOURCE = "recv_any_source"
 SEND = "send"
 _RANK_BITS = 20
@@ -46,18 +60,21 @@ class Message:
 class Messages:
     """The messages that belong to the operations at which devices are."""
 
-    def __init__(self, queued: pd.DataFrame, unfinished: pd.DataFrame, heads: Mapping[int, int]) -> None:
-        """Take all calls on devices, the unfinished ones, and the call at which each rank is."""
-        rows = queued[queued["p2p"]]
-        open_rows = unfinished[unfinished["p2p"]]
+    def __init__(
+        self, calls: pd.DataFrame, queued: npt.NDArray[np.bool_], unfinished: pd.DataFrame, heads: Mapping[int, int]
+    ) -> None:
+        """Take the calls and which of them run on devices, the unfinished ones, and the call at which each rank is."""
+        open_rows = with_batches(unfinished[unfinished["p2p"].to_numpy()])
         self._open = set(zip(open_rows["rank"].tolist(), open_rows["call"].tolist(), strict=True))
+        at_head = open_rows[_is_at_head(open_rows, heads)]
+        self.at_head: tuple[Message, ...] = ()
+        self._halves: dict[tuple[int, bool, int], Message] = {}
+        if at_head.empty:
+            return
+        rows = calls.loc[queued & calls["p2p"].to_numpy(), list(COLUMNS)]
         self._takes_any = set(rows[rows["op"] == ANY_SOURCE]["rank"].tolist())
         self._firsts = rows.groupby(["group_key", "rank"], observed=True)["seq"].min()
-        at_head = open_rows[_is_at_head(open_rows, heads)]
-        channels = _channels(rows)
-        wanted = np.unique(_channels(at_head))
-        relevant = rows[np.isin(channels, wanted)]
-        self._halves: dict[tuple[int, bool, int], Message] = {}
+        relevant = with_batches(rows[np.isin(_channels(rows), np.unique(_channels(at_head)))])
         by_call: dict[tuple[int, int], Message] = {}
         for half in self._numbered(relevant):
             self._halves[half.channel, half.sends, half.number] = half

@@ -1,6 +1,7 @@
 """One call as findings show it, and the name under which people know its group."""
 
 import math
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,10 @@ from distdiag.events import GROUP_UNKNOWN, NUMBER_UNKNOWN
 from distdiag.run import Run
 
 NAMELESS = frozenset({"", "undefined"})
+_descriptions: weakref.WeakKeyDictionary[Run, dict[tuple[str, tuple[int, ...] | None], str]] = (
+    weakref.WeakKeyDictionary()
+)
+"""By name and members, for as long as the run lives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +93,15 @@ def issued(run: Run, row: Any) -> Issued:
 
 def group_name(run: Run, group: str, members: tuple[int, ...] | None) -> str:
     """Return the description that the job gave a group, else the name that c10d gave it."""
-    described = run.groups[(run.groups["group"] == group) & run.groups["ranks"].map(lambda ranks: ranks == members)]
-    names = [name for name in described["description"] if name not in NAMELESS]
-    return names[0] if names else group
+    known = _descriptions.get(run)
+    if known is None:
+        groups = run.groups
+        described: dict[tuple[str, tuple[int, ...] | None], str] = {}
+        for name, ranks, words in zip(groups["group"], groups["ranks"], groups["description"], strict=True):
+            if words not in NAMELESS:
+                described.setdefault((name, ranks), words)
+        known = _descriptions[run] = described
+    return known.get((group, members), group)
 
 
 def group_words(name: str, members: tuple[int, ...] | None) -> str:

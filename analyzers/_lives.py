@@ -89,11 +89,13 @@ def lives_of(run: Run) -> Mapping[int, Life]:
     own, held_up, beginning = recorded(run), _held_up(run.faults), min(firsts.values(), default=0)
     watched = _watched_by_others(run)
     exits = {int(row.rank): row for row in records(run.faults[run.faults["fault"] == "exit"])}
+    dumped = {int(str(rank)): rows for rank, rows in run.crashes.groupby("rank")}
+    nothing = run.crashes.iloc[:0]
     lives = {}
     for rank in run.ranks:
         last_ns = lasts.get(rank, beginning)
         failed_ns, failure = failures.get(rank, (None, None))
-        crashes = run.crashes[run.crashes["rank"] == rank]
+        crashes = dumped.get(rank, nothing)
         fatal = crashes[crashes["kind"].str.fullmatch(FATAL_SIGNALS)] if len(crashes) else crashes
         kinds = set(crashes["kind"])
         exit_record = exits.get(rank)

@@ -55,6 +55,8 @@ def performance(run: Run, *, whole: bool = False) -> dict[str, Any]:
 def _measured(run: Run, *, whole: bool) -> pd.DataFrame:
     """Return a row per rank: its steps, their mean, and the sums of their parts in nanoseconds."""
     in_frames = run.quality.window_bytes is None or not whole
+    if in_frames and not run.steps["end_ns"].notna().any():
+        return pd.DataFrame()
     calls, steps = _in_frames(run) if in_frames else _in_logs(run)
     first = calls.group_by("rank").agg(call=calls.call.min(), step=calls.step.argmin(calls.call))
     # Where the first calls are lost, the steps up to the first that is known have lost some too.

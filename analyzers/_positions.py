@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from distdiag.analyzers._issued import called, group_name, in_group
@@ -48,14 +50,12 @@ class _Places:
         self._run = run
         self._newest_ns = newest_ns(run)
         self._names: dict[tuple[str, tuple[int, ...] | None], str] = {}
-        ended = run.calls[run.calls["end_ns"].notna() & ~run.calls["failed"]]
-        self._last_ended = _last(ended)
-        self._last_call = _last(run.calls)
-        open_calls = run.calls["end_ns"].isna()
-        queued = run.calls[open_calls & is_queued(run)]
+        known = run.calls["end_ns"].notna().to_numpy()
+        self._last_ended = _last_calls(run.calls, known & ~run.calls["failed"].to_numpy())
+        self._last_call = _last_calls(run.calls, np.ones(len(run.calls), dtype=bool))
         # What stands behind the first unfinished operation of a device has not begun.
-        self._queues = _last(queued.drop_duplicates("rank"))
-        self._last_open = _last(run.calls[open_calls]) | self._queues
+        self._queues = _first_calls(run.calls, ~known & is_queued(run))
+        self._last_open = _last_calls(run.calls, ~known) | self._queues
         self._pulse = _last(run.pulses, "time_ns")
         self._phase = _last(_open(run.phases, ["rank", "number"]), "time_ns")
         self._batch = _last(_open(run.batches, ["rank", "loader", "batch"]), "time_ns")
@@ -186,6 +186,20 @@ def _last(frame: pd.DataFrame, by: str | None = None) -> dict[int, dict[Any, Any
     return {int(row["rank"]): row for row in newest.to_dict("records")}
 
 
+def _last_calls(calls: pd.DataFrame, mask: npt.NDArray[np.bool_]) -> dict[int, dict[Any, Any]]:
+    """Return the last of some calls of each rank; they are ordered by rank."""
+    rows = np.flatnonzero(mask)
+    ranks = calls["rank"].to_numpy()[rows]
+    return _last(calls.iloc[rows[np.append(ranks[1:] != ranks[:-1], True)[: len(rows)]]])
+
+
+def _first_calls(calls: pd.DataFrame, mask: npt.NDArray[np.bool_]) -> dict[int, dict[Any, Any]]:
+    """Return the first of some calls of each rank."""
+    rows = np.flatnonzero(mask)
+    ranks = calls["rank"].to_numpy()[rows]
+    return _last(calls.iloc[rows[np.insert(ranks[1:] != ranks[:-1], 0, True)[: len(rows)]]])
+
+
 def _open(records: pd.DataFrame, identity: list[str]) -> pd.DataFrame:
     """Return the begin records without an end."""
     ended = records[records["edge"] == "end"].set_index(identity).index
@@ -209,10 +223,11 @@ def newest_by_rank(run: Run) -> dict[int, int]:
 
 def _newest_steps(run: Run) -> dict[int, int]:
     """Return per rank the step of its newest record that names one."""
-    named = [(run.calls, "start_ns"), (run.pulses, "time_ns"), (run.batches, "time_ns"), (run.phases, "time_ns")]
-    newest: dict[int, tuple[int, int]] = {}
+    calls = _last_calls(run.calls, np.ones(len(run.calls), dtype=bool))
+    newest = {rank: (int(row["start_ns"]), int(row["step"])) for rank, row in calls.items()}
+    named = [(run.pulses, "time_ns"), (run.batches, "time_ns"), (run.phases, "time_ns")]
     for frame, moment in [*named, (run.faults, "time_ns"), (run.steps, "end_ns")]:
-        for rank, row in _last(frame[frame[moment].notna()], None if frame is run.calls else moment).items():
+        for rank, row in _last(frame[frame[moment].notna()], moment).items():
             newest[rank] = max(newest.get(rank, (0, 0)), (int(row[moment]), int(row["step"])))
     return {rank: step for rank, (_, step) in newest.items()}
 

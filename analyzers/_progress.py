@@ -3,18 +3,22 @@
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from distdiag._identity import group_key
 from distdiag.analyzers._rows import records, whole
+from distdiag.analyzers._sources import recorded
 from distdiag.run import Run
 
-OWN = "distdiag"
 NOT_KNOWN = "unknown"
 """Clock of an end whose moment nobody saw."""
+_RANK_BITS = 24
 
 Place = tuple[str, int]
 """Group and rank."""
+Booleans = npt.NDArray[np.bool_]
+Integers = npt.NDArray[np.int64]
 
 
 class Progress:
@@ -23,19 +27,26 @@ class Progress:
     Within a group they complete in the order in which they were issued, so numbers suffice.
     """
 
-    def __init__(self, run: Run, queued: pd.DataFrame) -> None:
-        """Take the calls that run on devices."""
-        self._queued = queued
-        self._collectives = collectives = queued[~queued["p2p"]]
-        ended = collectives[collectives["end_ns"].notna() & ~collectives["failed"]]
-        self._completed = _newest(ended)
-        self._issued = _newest(collectives)
+    def __init__(self, run: Run, queued: Booleans) -> None:
+        """Take the calls that run on devices: a mask over those of the run."""
+        calls = run.calls
+        self._run, self._queued = run, queued
+        self._calls: pd.DataFrame = calls
+        self._ended = calls["end_ns"].notna().to_numpy() & ~calls["failed"].to_numpy()
+        self._collective = queued & ~calls["p2p"].to_numpy()
+        self._places = (calls["group_key"].cat.codes.to_numpy().astype(np.int64) << _RANK_BITS) + calls[
+            "rank"
+        ].to_numpy()
+        self._completed = self._newest(self._collective & self._ended)
+        self._issued = self._newest(self._collective)
+        members = _members(run)
         for status in records(run.statuses):
-            members = _members(run, int(status.rank), str(status.group))
-            place = (group_key(str(status.group), members), int(status.rank))
+            rank, group = int(status.rank), str(status.group)
+            place = group_key(group, members.get((rank, group))), rank
             _raise(self._issued, place, whole(status.last_enqueued))
             _raise(self._completed, place, whole(status.last_completed))
-        self._whole = _whole_logs(run)
+        # A dump of active operations alone does not tell which groups were not used; whatever else was read does.
+        self._whole = recorded(run) | set(np.unique(calls["rank"].to_numpy()[self._ended]).tolist())
 
     def completed(self, group: str, rank: int) -> int | None:
         """Return the number of the newest collective that a rank completed, None where nothing tells."""
@@ -43,9 +54,9 @@ class Progress:
 
     def issued(self, group: str, rank: int, seq: int, given_up_ns: int | None) -> bool | None:
         """Return whether a rank issued a collective before the others gave up, None where nothing tells."""
-        calls = self._collectives
         if given_up_ns is not None:
-            mine = calls[(calls["group_key"] == group) & (calls["rank"] == rank) & (calls["seq"] == seq)]
+            mine = self._calls_of(group, seq)
+            mine = mine[mine["rank"] == rank]
             if len(mine):
                 return bool((mine["start_ns"] <= given_up_ns).any())
         newest = self._issued.get((group, rank))
@@ -55,21 +66,16 @@ class Progress:
 
     def ended_ns(self, group: str, seq: int) -> int | None:
         """Return when the first member saw a collective end."""
-        calls = self._collectives
-        mine = calls[(calls["group_key"] == group) & (calls["seq"] == seq) & calls["end_ns"].notna()]
-        ends = mine[~mine["failed"] & (mine["clock"] != NOT_KNOWN)]["end_ns"]
+        mine = self._calls_of(group, seq)
+        ends = mine[mine["end_ns"].notna() & ~mine["failed"] & (mine["clock"] != NOT_KNOWN)]["end_ns"]
         return int(ends.min()) if len(ends) else None
 
     def unfinished(self) -> pd.DataFrame:
         """Return the calls without a good end, but for those that later ones of their group prove to have ended."""
-        calls = self._queued
-        open_calls = calls[calls["end_ns"].isna() | calls["failed"]]
+        calls = self._calls
+        open_calls: pd.DataFrame = calls.loc[self._queued & ~self._ended]
         if open_calls.empty:
             return open_calls
-        stream = ["group_key", "rank", "p2p", "op", "peer"]
-        ended = calls[calls["end_ns"].notna() & ~calls["failed"]]
-        newest = ended.groupby(stream, observed=True, dropna=False)["call"].max().rename("newest")
-        later = open_calls.join(newest, on=stream)["newest"].fillna(-1).to_numpy(dtype=np.int64)
         told = np.array(
             [
                 -1 if p2p else self._completed.get((group, rank), -1)
@@ -79,13 +85,37 @@ class Progress:
             ],
             dtype=np.int64,
         )
-        return open_calls[(later < open_calls["call"].to_numpy()) & (told < open_calls["seq"].to_numpy())]
+        kept: pd.DataFrame = open_calls.loc[told < open_calls["seq"].to_numpy()]
+        left: pd.DataFrame = kept.loc[~(kept["p2p"].to_numpy() & self._overtaken(kept))]
+        return left
 
+    def _overtaken(self, open_calls: pd.DataFrame) -> Booleans:
+        """Return which messages are followed by one on the same way that ended."""
+        calls = self._calls
+        ways = ["group_key", "rank", "op", "peer"]
+        places = self._places[open_calls.index[open_calls["p2p"]]]
+        mask = self._queued & self._ended & calls["p2p"].to_numpy() & np.isin(self._places, np.unique(places))
+        ended = calls.loc[mask, [*ways, "call"]]
+        newest = ended.groupby(ways, observed=True, dropna=False)["call"].max().rename("newest")
+        later = open_calls[[*ways]].join(newest, on=ways)["newest"].fillna(-1).to_numpy(dtype=np.int64)
+        return np.asarray(later > open_calls["call"].to_numpy())
 
-def _newest(calls: pd.DataFrame) -> dict[Place, int]:
-    newest = calls.groupby(["group_key", "rank"], observed=True)["seq"].max().reset_index()
-    places = zip(newest["group_key"].astype(str), newest["rank"].tolist(), strict=True)
-    return dict(zip(places, newest["seq"].tolist(), strict=True))
+    def _newest(self, mask: Booleans) -> dict[Place, int]:
+        calls = self._calls
+        places, seqs = self._places[mask], calls["seq"].to_numpy()[mask]
+        newest = pd.Series(seqs).groupby(places).max()
+        names = calls["group_key"].cat.categories
+        return {
+            (str(names[place >> _RANK_BITS]), place & ((1 << _RANK_BITS) - 1)): seq
+            for place, seq in zip(newest.index.tolist(), newest.tolist(), strict=True)
+        }
+
+    def _calls_of(self, group: str, seq: int) -> pd.DataFrame:
+        calls = self._calls
+        code = calls["group_key"].cat.categories.get_loc(group)
+        here = (self._places >> _RANK_BITS) == code
+        found: pd.DataFrame = calls.loc[here & self._collective & (calls["seq"].to_numpy() == seq)]
+        return found
 
 
 def _raise(known: dict[Place, int], place: Place, number: int | None) -> None:
@@ -93,18 +123,7 @@ def _raise(known: dict[Place, int], place: Place, number: int | None) -> None:
         known[place] = max(known.get(place, 0), number)
 
 
-def _members(run: Run, rank: int, group: str) -> tuple[int, ...] | None:
+def _members(run: Run) -> Mapping[tuple[int, str], tuple[int, ...]]:
     groups = run.groups
-    mine = groups[(groups["rank"] == rank) & (groups["group"] == group)]["ranks"]
-    members: tuple[int, ...] | None = mine.iloc[-1] if len(mine) else None
-    return members
-
-
-def _whole_logs(run: Run) -> frozenset[int]:
-    """Return the ranks whose logs hold what they did not do as well: a group they do not speak of was not used.
-
-    A dump of active operations alone does not.
-    """
-    sources: Mapping[int, str] = dict(zip(run.headers["rank"].tolist(), run.headers["source"].tolist(), strict=True))
-    completed = set(run.calls[run.calls["end_ns"].notna() & ~run.calls["failed"]]["rank"].unique().tolist())
-    return frozenset(rank for rank in run.ranks if sources.get(rank, OWN).startswith(OWN) or rank in completed)
+    keys = zip(groups["rank"].tolist(), groups["group"].astype(str).tolist(), strict=True)
+    return dict(zip(keys, groups["ranks"].tolist(), strict=True))

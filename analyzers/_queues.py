@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from distdiag.analyzers._channels import Message, Messages, with_batches
+from distdiag.analyzers._channels import Message, Messages
 from distdiag.analyzers._lives import Life
 from distdiag.analyzers._progress import Progress
 from distdiag.analyzers._rows import records, whole
@@ -79,7 +79,7 @@ def is_queued(run: Run) -> npt.NDArray[np.bool_]:
 
 def queues_of(run: Run, lives: Mapping[int, Life]) -> Queues:
     """Return where the devices are, and whom each of them waits for."""
-    queued = with_batches(run.calls[is_queued(run)])
+    queued = is_queued(run)
     progress = Progress(run, queued)
     unfinished = progress.unfinished()
     if unfinished.empty:
@@ -88,7 +88,7 @@ def queues_of(run: Run, lives: Mapping[int, Life]) -> Queues:
     heads = {head.rank: head for head in map(_head, records(first))}
     passed = [found for head in heads.values() if (found := _passed(progress, head)) is not None]
     stopped = {each.head.rank: each for each in passed if _is_certain(lives, progress, each)}
-    messages = Messages(queued, unfinished, {rank: head.call for rank, head in heads.items()})
+    messages = Messages(run.calls, queued, unfinished, {rank: head.call for rank, head in heads.items()})
     waits = (
         *_collectives(run, progress, heads, stopped.keys()),
         *_messages(run, messages, heads, stopped.keys()),

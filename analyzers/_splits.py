@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from distdiag.analyzers._issued import Issued, issued
@@ -41,15 +43,12 @@ class SplitMismatch:
 
 def split_mismatches(run: Run, calls: pd.DataFrame) -> Iterator[SplitMismatch]:
     """Yield per group the first exchange whose members do not fit together."""
-    exchanges = calls[calls["op"].isin(EXCHANGES)]
+    exchanges = _newest(calls, calls["op"].isin(EXCHANGES).to_numpy())
     # That a backend does not tell how much goes to whom does not mean that all get the same.
     untold = ~exchanges["rank"].isin(recorded(run)) & (exchanges["input_splits"].map(len) == 0)
     exchanges = exchanges[~(untold & (exchanges["op"] == "all_to_all_single"))]
     if exchanges.empty:
         return
-    if len(exchanges) > CHECKED_ROWS:
-        newest = exchanges.groupby("group_key", observed=True)["seq"].transform("max") - NEWEST
-        exchanges = exchanges[exchanges["seq"] > newest]
     found: set[str] = set()
     fitting: set[tuple[object, ...]] = set()
     for (key, seq), rows in exchanges.groupby(["group_key", "seq"], observed=True):
@@ -65,6 +64,16 @@ def split_mismatches(run: Run, calls: pd.DataFrame) -> Iterator[SplitMismatch]:
         else:
             found.add(str(key))
             yield mismatch
+
+
+def _newest(calls: pd.DataFrame, mask: npt.NDArray[np.bool_]) -> pd.DataFrame:
+    """Return all of some calls, or the newest of each group where they are very many."""
+    rows = np.flatnonzero(mask)
+    if len(rows) > CHECKED_ROWS:
+        seqs = calls[["group_key", "seq"]].iloc[rows]
+        newest = seqs.groupby("group_key", observed=True)["seq"].transform("max") - NEWEST
+        rows = rows[(seqs["seq"] > newest).to_numpy()]
+    return calls.iloc[rows]
 
 
 def _shape(rows: pd.DataFrame) -> tuple[object, ...]:

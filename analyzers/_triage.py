@@ -29,6 +29,8 @@ MOST_GROUPS = 4
 """Places and faults said one by one; more than that is no longer an answer."""
 FEWEST_RANKS = 2
 MUST_BE_FINITE = ("loss", "grad_norm")
+ORDERED = ("rank", "group_key", "group", "members", "seq", "agree", "start_ns", "op", "dtype", "numel", "path")
+"""What of a call the comparison of orders looks at."""
 
 
 def triage(run: Run, verdict: Verdict, measured: Mapping[str, Any] | None = None) -> dict[str, str]:
@@ -154,7 +156,7 @@ def _smaller(run: Run, verdict: Verdict) -> str:
 
 
 def _order(run: Run, verdict: Verdict) -> str:
-    calls = run.calls[~run.calls["p2p"]]
+    calls = run.calls.loc[~run.calls["p2p"], list(ORDERED)]
     if calls.empty:
         return "no collective was recorded"
     different = _first_difference(calls)
@@ -201,11 +203,10 @@ def _difference(run: Run, calls: pd.DataFrame, key: str, seq: int) -> str:
 
 def _uneven(calls: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """Return the groups some of whose members issued fewer collectives, with the last number of each member."""
-    last = calls.groupby(["group_key", "rank"], observed=True).agg(
-        seq=("seq", "max"), group=("group", "last"), members=("members", "last")
-    )
-    reset = last.reset_index()
-    return [(str(key), rows) for key, rows in reset.groupby("group_key", observed=True) if rows["seq"].nunique() > 1]
+    last = calls.groupby(["group_key", "rank"], observed=True)["seq"].max().reset_index()
+    uneven = [(str(key), rows) for key, rows in last.groupby("group_key", observed=True) if rows["seq"].nunique() > 1]
+    of_groups = calls.drop_duplicates("group_key").set_index("group_key")[["group", "members"]]
+    return [(key, rows.join(of_groups, on="group_key")) for key, rows in uneven[:MOST_GROUPS]]
 
 
 def _reached(run: Run, rows: pd.DataFrame) -> str:

@@ -24,7 +24,7 @@ SENDS = frozenset({"send"})
 
 def blocked_calls(run: Run, lives: Mapping[int, Life]) -> pd.DataFrame:
     """Return the calls that ranks were blocked in when they failed or their logs ended; none that a device runs."""
-    return run.calls[_blocking(run, lives) & ~is_queued(run)]
+    return run.calls[_blocking(run, lives)]
 
 
 def blocked_since(blocked: pd.DataFrame) -> Mapping[int, int]:
@@ -44,12 +44,13 @@ def waits_of(run: Run, lives: Mapping[int, Life], blocked: pd.DataFrame) -> tupl
 def _blocking(run: Run, lives: Mapping[int, Life]) -> npt.NDArray[np.bool_]:
     """Return which calls held their rank: those that failed for good, else those it was still waiting in."""
     calls = run.calls
-    blocking = calls["failed"].to_numpy() & before_failure(calls, lives)
+    held = ~is_queued(run)
+    blocking = calls["failed"].to_numpy() & before_failure(calls, lives) & held
     failures = {rank: life.failed_ns for rank, life in lives.items() if life.failed_ns is not None}
     for row in np.flatnonzero(blocking):
         failed_ns = failures.get(int(calls["rank"].iloc[row]))
         blocking[row] = failed_ns is not None and (whole(calls["end_ns"].iloc[row]) or 0) >= failed_ns
-    pending = np.flatnonzero((calls["end_ns"].isna() & ~calls["failed"] & ~calls["captured"]).to_numpy())
+    pending = np.flatnonzero((calls["end_ns"].isna() & ~calls["failed"] & ~calls["captured"]).to_numpy() & held)
     pending = pending[~np.isin(calls["rank"].to_numpy()[pending], list(failures))]
     blocking[pending] = _hold(run, calls.iloc[pending])
     return blocking
@@ -58,7 +59,7 @@ def _blocking(run: Run, lives: Mapping[int, Life]) -> npt.NDArray[np.bool_]:
 def _hold(run: Run, pending: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Return whether a rank was waiting in each of its calls without end, and not merely left it in flight."""
     pulses = {int(row.rank): row for row in records(run.pulses.sort_values("time_ns", kind="stable"))}
-    calls = run.calls[run.calls["rank"].isin(pending["rank"])]
+    calls = run.calls.loc[run.calls["rank"].isin(pending["rank"]), ["rank", "thread", "call"]]
     last: Any = calls.groupby(["rank", "thread"], observed=True)["call"].max() if len(pending) else {}
     return np.array([_holds(call, pulses.get(int(call.rank)), last) for call in records(pending)], dtype=bool)
 

@@ -65,7 +65,8 @@ def corrections(calls: pd.DataFrame, clocks: Mapping[int, Clock]) -> tuple[dict[
 
 def _ends_by_clock(calls: pd.DataFrame, clocks: Mapping[int, int]) -> pd.DataFrame:
     """Return the ends of sampled collectives, a row for each and a column per clock, as offsets that fit a float."""
-    usable = calls[calls["end_ns"].notna() & ~calls["failed"] & ~calls["p2p"]]
+    mask = calls["end_ns"].notna() & ~calls["failed"] & ~calls["p2p"]
+    usable = calls.loc[mask, ["rank", "group_key", "seq", "end_ns"]]
     if usable.empty:
         return pd.DataFrame()
     newest = usable.groupby(["rank", "group_key"], observed=True).tail(SAMPLED_COLLECTIVES)

@@ -308,7 +308,10 @@ def test_all_to_all_is_checked_pair_by_pair_where_splits_are_told(
 ) -> None:
     dumps = Dumps(2, version="2.11")
     for rank in dumps.ranks:
-        splits = {"input_split_sizes": list(sends[rank]), "output_split_sizes": list(expects[rank])}
+        splits: dict[str, Any] = {
+            "input_split_sizes": list(sends[rank]),
+            "output_split_sizes": list(expects[rank]),
+        }
         dumps.add(rank, "all_to_all_single", ((sum(sends[rank]),),), ((sum(expects[rank]),),), **splits)
 
     assert name_of(dumps, tmp_path) == expected

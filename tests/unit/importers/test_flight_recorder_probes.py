@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -161,7 +162,7 @@ def test_splits_that_do_not_fit_are_found_although_totals_agree(tmp_path: Path) 
     dumps = trained(2)
     splits = {0: ([3, 1], [2, 2]), 1: ([1, 3], [2, 2])}
     for rank, (sends, expects) in splits.items():
-        told = {"input_split_sizes": sends, "output_split_sizes": expects, "state": "started"}
+        told: dict[str, Any] = {"input_split_sizes": sends, "output_split_sizes": expects, "state": "started"}
         dumps.add(rank, "all_to_all_single", ((4,),), ((4,),), **told)
 
     assert dumps.diagnosed(tmp_path).verdict.name == "split-mismatch"
