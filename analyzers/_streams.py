@@ -18,6 +18,22 @@ from distdiag.run import Run
 
 Integers = npt.NDArray[np.int64]
 
+NOT_COMPARED = frozenset(
+    {
+        "arrive_ns",
+        "captured",
+        "clock",
+        "contended",
+        "device",
+        "duration_ns",
+        "path_chain",
+        "reduce_op",
+        "size_bytes",
+        "tag",
+        "wait_start_ns",
+    }
+)
+"""Columns that no comparison looks at: of a million calls each copy of them takes megabytes."""
 COALESCED = 1 << 12
 """Calls of one coalesced batch may share a sequence number; so many are told apart."""
 _POSITION_BITS = 40
@@ -55,7 +71,7 @@ def collectives_of(run: Run, lives: Mapping[int, Life]) -> pd.DataFrame:
     calls = run.calls
     others = (calls["p2p"] | calls["captured"]).to_numpy(dtype=bool)
     kept: npt.NDArray[np.bool_] = before_failure(calls, lives) & ~others
-    return calls[kept]
+    return calls if kept.all() else calls.loc[kept, [name for name in calls if name not in NOT_COMPARED]]
 
 
 def groups_that_differ(calls: pd.DataFrame, *, sites_too: bool) -> tuple[GroupCalls, ...]:
