@@ -13,7 +13,7 @@ from distdiag import events
 from distdiag._stackframes import UNKNOWN, activity_in, creation_in, operation_in, user_part
 from distdiag.importers._contract import Imported
 from distdiag.importers._text.dumps import MAIN, Dump, from_json, from_text
-from distdiag.importers._text.filenames import attempt_of, ranks_of
+from distdiag.importers._text.filenames import MAX_RANK, attempt_of, ranks_of
 from distdiag.importers._text.lines import raw_lines
 from distdiag.importers._text.normalise import clean
 from distdiag.importers._text.records import RankRecords
@@ -54,7 +54,8 @@ def read(files: Sequence[Path]) -> Iterator[Imported]:
         one_process = len({dump.pid for dump in dumps}) == 1
         for dump in dumps:
             rank = dump.rank if dump.rank is not None else named.get(file) if one_process else None
-            looks.setdefault((rank, attempt_of(file)), []).append((moment, dump))
+            known = rank if rank is not None and rank < MAX_RANK else None
+            looks.setdefault((known, attempt_of(file)), []).append((moment, dump))
     unsigned = [look for (rank, _), taken in looks.items() if rank is None for look in taken]
     signed = {key: taken for key, taken in looks.items() if key[0] is not None}
     if unsigned:

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from distdiag.events import GROUP_UNKNOWN
 from distdiag.importers._text.facts import Missed, Passed
+from distdiag.importers._text.filenames import MAX_RANK
 from distdiag.importers._text.names import DEFAULT_GROUP
 from distdiag.importers._text.normalise import Bar
 from distdiag.importers._text.stores import INIT
-from distdiag.importers._text.tales import MILLISECOND_NS, Act, Job
+from distdiag.importers._text.tales import Act, Job, earlier
 
 MOST_SUBJECTS = 4
 """Tensors named in a sentence."""
@@ -35,7 +36,7 @@ def tell_missed(job: Job) -> None:
         if not isinstance(what, Missed):
             continue
         waiter = told.rank if told.rank is not None else _someone(job, what)
-        start_ns = moment - (what.timeout_ms or 0) * MILLISECOND_NS
+        start_ns = earlier(moment, what.timeout_ms or 0)
         if what.what == INIT:
             if what.gave_up or waiter not in passed:
                 _creation(job, waiter, what, start_ns, moment)
@@ -44,7 +45,8 @@ def tell_missed(job: Job) -> None:
         if what.subjects:
             job.remarks.append((moment, f"{_who(what)} did not bring {', '.join(what.subjects[:MOST_SUBJECTS])}"))
         for rank in what.ranks:
-            job.tale(rank)
+            if rank < MAX_RANK:
+                job.tale(rank)
 
 
 def _someone(job: Job, missed: Missed) -> int:

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-MAX_RANK = 1 << 20
-"""Greater numbers in names are dates and job numbers."""
+MAX_RANK = 1 << 17
+"""Greater numbers are dates, jobs and damage."""
 
 _NAMED = re.compile(r"(?:^|[^a-z])(?:global_?rank|rank|worker|process|proc|task|gpu)[-_.=]?(\d+)", re.IGNORECASE)
 _ATTEMPT = re.compile(r"attempt[-_]?(\d+)", re.IGNORECASE)

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 from distdiag.importers._text.times import Stamp, stamp_in, stamp_of_glog
 
+LONGEST_NUMBER = 15
+"""Digits of the longest counter, or nanoseconds of a fraction, that anything prints; damage makes longer ones."""
 MAX_PREFIXES = 6
 """More launchers and collectors than that are not stacked on one another."""
 
+_NO_NUMBER = re.compile(r"\d{16,}")
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _GLOG = (
@@ -70,7 +73,12 @@ class Bar:
 
 def clean(data: bytes) -> str:
     """Return a line as text without colours and control characters; carriage returns are kept."""
-    return _CONTROL.sub("", _ANSI.sub("", data.decode(errors="replace").replace("\r\r", "\r"))).rstrip("\r")
+    text = _ANSI.sub("", data.decode(errors="replace").replace("\r\r", "\r"))
+    return _NO_NUMBER.sub(_shortened, _CONTROL.sub("", text)).rstrip("\r")
+
+
+def _shortened(found: re.Match[str]) -> str:
+    return found[0][:LONGEST_NUMBER]
 
 
 def normalise(number: int, text: str) -> Iterator[Line]:

@@ -20,7 +20,7 @@ from distdiag.importers._text.facts import (
     Waited,
     World,
 )
-from distdiag.importers._text.filenames import attempt_of, ranks_of
+from distdiag.importers._text.filenames import MAX_RANK, attempt_of, ranks_of
 from distdiag.importers._text.names import DEFAULT_GROUP
 from distdiag.importers._text.reader import Transcript
 
@@ -64,7 +64,7 @@ def world_of(told: Iterable[Told]) -> int | None:
     """Return the number of ranks of the job, as far as it is told."""
     sizes = {each.said.what.size for each in told if isinstance(each.said.what, World | CommunicatorRank)}
     ranks = {rank for each in told for rank in _ranks_in(each)}
-    return max([*sizes, *(rank + 1 for rank in ranks)], default=None)
+    return max((size for size in (*sizes, *(rank + 1 for rank in ranks)) if size <= MAX_RANK), default=None)
 
 
 def _ranks_in(told: Told) -> Iterator[int]:
@@ -111,7 +111,7 @@ def _of_file(number: int, transcript: Transcript, known: _Known) -> Iterator[Tol
             rank = speakers.pop(said.line.label, None) if isinstance(what, Raised) else None
         if rank is None:
             rank = _told_by_surroundings(number, said, known)
-        yield Told(rank=rank, attempt=attempt, said=said)
+        yield Told(rank=rank if rank is not None and rank < MAX_RANK else None, attempt=attempt, said=said)
 
 
 def _named_in(said: Said, known: _Known) -> int | None:

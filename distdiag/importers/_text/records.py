@@ -1,5 +1,6 @@
 """The records of one rank in the making: numbers, interned paths and signatures."""
 
+import math
 import zlib
 from collections.abc import Sequence
 
@@ -8,6 +9,9 @@ from distdiag._stackframes import user_part
 from distdiag.importers._text.tales import Act
 
 AGREES_ON_ROOT = frozenset({"broadcast", "reduce", "gather", "scatter"})
+LAST_NUMBER = 1 << 40
+MOST_ELEMENTS = 1 << 50
+"""Greater numbers of calls and sizes of tensors are damage."""
 SIZES_DIFFER = frozenset({"all_gather", "gather", "scatter", "all_to_all", "all_to_all_single", "barrier"})
 """Operations whose input may rightly have another size on each rank, or has none."""
 
@@ -44,7 +48,7 @@ class RankRecords:
             op=act.op,
             p2p=act.p2p,
             dtype=act.dtype,
-            shapes=[list(shape) for shape in act.shapes],
+            shapes=[list(shape) for shape in act.shapes if math.prod(shape) <= MOST_ELEMENTS],
             root=act.root,
             peer=act.peer,
             reduce_op=act.reduce_op,
@@ -58,7 +62,7 @@ class RankRecords:
             events.Call(
                 call=self._calls,
                 signature=self._interned(signature),
-                seq=events.NUMBER_UNKNOWN if act.seq is None else act.seq,
+                seq=events.NUMBER_UNKNOWN if act.seq is None or act.seq > LAST_NUMBER else act.seq,
                 step=0,
                 start_ns=act.start_ns,
             )

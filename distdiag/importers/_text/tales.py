@@ -10,6 +10,13 @@ from distdiag.importers._text.names import is_point_to_point
 from distdiag.importers._text.owners import Told
 
 MILLISECOND_NS = 1_000_000
+LONGEST_MS = 365 * 24 * 3600 * 1000
+"""No job waits for a year; damaged numbers do."""
+
+
+def earlier(moment_ns: int, milliseconds: int) -> int:
+    """Return the moment so long before another."""
+    return moment_ns - min(milliseconds, LONGEST_MS) * MILLISECOND_NS
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from distdiag._stackframes import BACKWARD, UNKNOWN, creation_in, operation_in
 from distdiag.events import GROUP_UNKNOWN
 from distdiag.importers._text.facts import CallSite, CommunicatorRank, Issued, Progress, Raised, Role, Waited
 from distdiag.importers._text.names import DEFAULT_GROUP, is_point_to_point
-from distdiag.importers._text.tales import MILLISECOND_NS, Act, Job, Tale
+from distdiag.importers._text.tales import Act, Job, Tale, earlier
 
 _LIMIT = re.compile(r"(?:waiting|after|in) (\d+) ?ms")
 
@@ -44,7 +44,7 @@ def _waited(job: Job, rank: int, what: Waited, moment: int) -> None:
             op=what.op,
             group=group,
             seq=what.seq,
-            start_ns=moment - lasted * MILLISECOND_NS,
+            start_ns=earlier(moment, lasted),
             end_ns=moment,
             error=f"collective operation timeout: the watchdog saw it run for {lasted} ms",
             shapes=((what.numel,),) if what.numel is not None else (),
@@ -66,7 +66,7 @@ def tell_failed_calls(job: Job) -> None:
         if told.rank is None or not isinstance(what, Raised) or told.said.role is not Role.CASCADE or what.fatal:
             continue
         limit = _LIMIT.search(what.message)
-        start_ns = moment - int(limit[1]) * MILLISECOND_NS if limit else moment
+        start_ns = earlier(moment, int(limit[1])) if limit else moment
         creation = creation_in(what.frames)
         if creation is not None:
             _fail_creation(job.tale(told.rank), creation, start_ns, moment, what.frames)
