@@ -66,11 +66,14 @@ def read(engine: Engine, parts: Sequence[Part]) -> Content:
     with ThreadPoolExecutor(max_workers=1) as pool:
         reading = pool.submit(read_bulk, engine, parts)  # while Python decodes the rest
         records = decode_lines(parts, lines)
+        del lines
         bulk = reading.result()
     headers = _headers(records)
     clocks = clocks_of(headers, {part.rank for part in parts})
     offsets = {rank: clock.offset_ns for rank, clock in clocks.items()}
     calls, paths = _calls(engine, parts, records, bulk, offsets)
+    damaged = [rows.damaged for rows in bulk.values()]
+    del bulk, reading  # as large as the frame that was made of it
     added, error = corrections(calls, clocks)
     offsets = {rank: offset + added.get(rank, 0) for rank, offset in offsets.items()}
     frames = {name: frame_of(kind, records.by_kind[kind], paths.id_of, offsets) for name, kind in FRAMES.items()}
@@ -86,7 +89,7 @@ def read(engine: Engine, parts: Sequence[Part]) -> Content:
         headers=headers,
         frames=frames,
         paths=paths.frames,
-        undecodable=sum((rows.damaged for rows in bulk.values()), records.undecodable),
+        undecodable=sum(damaged, records.undecodable),
         unknown_kinds=records.unknown_kinds,
         clock_corrections_ns={rank: shift for rank, shift in sorted(added.items()) if shift},
         clock_error_ns=error,
