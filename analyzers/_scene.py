@@ -73,8 +73,7 @@ class Scene:
             return False
         groups = self.run.groups
         known = groups[groups["group"] == wait.group.partition("[")[0]]
-        mine = known[known["rank"].isin(wait.waiters)]
-        return self.members(wait) is None or bool(mine["partial"].any())
+        return self.members(wait) is None or bool(known["partial"].any())
 
     def timeout_seconds(self, wait: Wait) -> float | None:
         """Return the timeout in force on the group."""

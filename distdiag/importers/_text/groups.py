@@ -11,6 +11,8 @@ from distdiag.importers._text.owners import Told, world_of
 
 GATHERS = frozenset({"all_gather_into_tensor"})
 SCATTERS = frozenset({"reduce_scatter_tensor"})
+LARGE = 512
+"""Members of a group that need not stand in the log of each of them."""
 LEAST_RANKS = 2
 """A single rank that speaks does not show that there are no others."""
 
@@ -30,6 +32,7 @@ class GroupBook:
         told = tuple(told)
         self.world = world_of(told)
         self._groups: dict[str, _Group] = {}
+        self._written: set[str] = set()
         told_size = any(isinstance(each.said.what, World | CommunicatorRank) for each in told)
         spoke = {each.rank for each in told if each.rank is not None}
         all_spoke = self.world is not None and len(spoke) == self.world >= LEAST_RANKS
@@ -49,11 +52,15 @@ class GroupBook:
         group.size = size or group.size
 
     def record(self, name: str, time_ns: int) -> events.Group | None:
-        """Return the record of a group, with all members that are known; None where none is."""
+        """Return the record of a group, with all members that are known; None where none is.
+
+        A large group is written once: the logs of other ranks are read with it.
+        """
         group = self._groups.get(name, _Group())
         members, partial = self._members(name, group)
-        if not members:
+        if not members or (len(members) > LARGE and name in self._written):
             return None
+        self._written.add(name)
         return events.Group(
             group=name,
             description=group.description or (DEFAULT_DESCRIPTION if name == DEFAULT_GROUP else ""),
