@@ -15,6 +15,7 @@ from distdiag.findings import StackBranch
 from distdiag.run import Run
 
 MAIN = "MainThread"
+STALL = "stall"
 MOST_BRANCHES = 200
 """More is a listing, not a picture; the largest branches come first."""
 MOST_THREADS = 6
@@ -41,10 +42,13 @@ class _Node:
 
 
 def stacks_of(run: Run) -> tuple[StackBranch, ...]:
-    """Return the newest stacks of all ranks that left any, merged."""
+    """Return the newest stacks of all ranks that left any, merged; not those of a rank that moved on since."""
     newest: dict[int, tuple[Sample, ...]] = {}
+    issued_ns = run.calls.groupby("rank")["start_ns"].max()
     for stack in records(run.stacks.sort_values("time_ns", kind="stable")):
         rank = int(stack.rank)
+        if stack.reason == STALL and issued_ns.get(rank, 0) > stack.time_ns:
+            continue
         newest[rank] = tuple(Sample(rank=rank, thread=t.thread, frames=tuple(t.frames)) for t in stack.threads)
     for crash in records(run.crashes[run.crashes["kind"] == "frozen"]):
         newest.setdefault(int(crash.rank), (Sample(rank=int(crash.rank), thread=MAIN, frames=tuple(crash.frames)),))

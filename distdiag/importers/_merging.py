@@ -16,11 +16,13 @@ from distdiag import events
 from distdiag._frames import TIMES
 from distdiag._launch import processes_of
 from distdiag._logfiles import LogFile, discover
-from distdiag._segments import file_name, log_name
+from distdiag._segments import file_name, log_name, read_lines
 from distdiag.importers._contract import Imported
 
 FACTS = (events.Path, events.Fault, events.Stack, events.Status, events.Memory)
 """Kinds that a second source may add to what a first one tells of a rank."""
+ENDS = ("exit", "signal")
+"""Faults of which an own log may know less than the launcher: a process that was killed wrote nothing of it."""
 NUMBERS_APART = 1 << 32
 """Added to the numbers of each further source of a rank, so that its paths and calls are told from the others'."""
 NUMBERS = ("path", "signature", "call", "number", "coalesced")
@@ -68,11 +70,12 @@ def _add(directory: Path, log: tuple[LogFile, events.Header], sources: Sequence[
     """Write the facts of other sources as one more segment of an own log, on its clock."""
     last, header = log
     shift = header.monotonic_ns - header.wall_ns
+    tells_its_end = any(b'"kind":"fault"' in line for line in read_lines(last.path))
     path = directory / file_name(last.stem, last.attempt, _segment_of(last.path) + 1)
     facts = [
         _shifted(event, shift)
         for position, source in enumerate(sources, start=1)
-        for event in _apart(_facts(source.events), position)
+        for event in _apart(_unheard_of(source.events, tells_its_end), position)
     ]
     if facts:
         _write(path, facts)
@@ -96,6 +99,16 @@ def _one_log(sources: Sequence[Imported]) -> Iterator[events.Event]:
     for position, source in enumerate(sources):
         kept = source.events if source is teller else _facts(source.events)
         yield from _apart((event for event in kept if not isinstance(event, events.Header)), position)
+
+
+def _unheard_of(records: Iterable[events.Event], tells_its_end: bool) -> Iterator[events.Event]:
+    """Yield the facts that a log does not hold of itself.
+
+    A log that tells of a fault needs no exceptions from elsewhere: it has them with their rank, line and time.
+    """
+    for event in _facts(records):
+        if not (tells_its_end and isinstance(event, events.Fault) and event.fault not in ENDS):
+            yield event
 
 
 def _facts(records: Iterable[events.Event]) -> Iterator[events.Event]:
