@@ -126,7 +126,7 @@ class Pulse:
         if self._recorder.crash_file is not None:
             # Taking stacks may last longer than the limit, and that is no frozen process.
             faulthandler.cancel_dump_traceback_later()
-        source, threads = stacks.take(native=self._recorder.settings.native_stacks)
+        source, threads = stacks.take(native=self._recorder.settings.native_stacks, stopped=self._stopped)
         self._recorder.write(
             events.Stack(
                 time_ns=time.monotonic_ns(),

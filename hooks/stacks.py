@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import time
 import traceback
 
 import msgspec
@@ -18,6 +19,7 @@ from distdiag.errors import logger
 PR_SET_PTRACER = 0x59616D61
 ANY_PROCESS = ctypes.c_ulong(-1 & (1 << 64) - 1)
 PY_SPY_SECONDS = 20.0
+LOOK_UP_SECONDS = 0.2
 OWN_THREADS = "distdiag-"
 
 
@@ -33,10 +35,13 @@ class _PySpyThread(msgspec.Struct):
     thread_id: int = 0
 
 
-def take(*, native: bool) -> tuple[str, list[events.ThreadStack]]:
-    """Return how the stacks were taken (``py-spy`` or ``python``) and the stack of each thread but our own."""
+def take(*, native: bool, stopped: threading.Event | None = None) -> tuple[str, list[events.ThreadStack]]:
+    """Return how the stacks were taken (``py-spy`` or ``python``) and the stack of each thread but our own.
+
+    ``stopped`` ends the taking early: the process is about to exit.
+    """
     if native:
-        threads = _by_py_spy()
+        threads = _by_py_spy(stopped or threading.Event())
         if threads:
             return "py-spy", threads
     return "python", _by_python()
@@ -55,20 +60,15 @@ def _by_python() -> list[events.ThreadStack]:
     return sorted(stacks, key=lambda stack: (stack.thread != "MainThread", stack.thread))
 
 
-def _by_py_spy() -> list[events.ThreadStack]:
+def _by_py_spy(stopped: threading.Event) -> list[events.ThreadStack]:
     executable = _py_spy()
     if executable is None:
         return []
     _allow_tracing()
     try:
-        done = subprocess.run(
-            [executable, "dump", "--native", "--json", "--pid", str(os.getpid())],
-            capture_output=True,
-            timeout=PY_SPY_SECONDS,
-            check=True,
-        )
-        threads = msgspec.json.decode(done.stdout, type=list[_PySpyThread])
-    except (OSError, subprocess.SubprocessError, msgspec.MsgspecError):
+        output = _output([*_limited(), executable, "dump", "--native", "--json", "--pid", str(os.getpid())], stopped)
+        threads = msgspec.json.decode(output, type=list[_PySpyThread])
+    except (OSError, msgspec.MsgspecError):
         logger.debug("distdiag could not take native stacks", exc_info=True)
         return []
     return [
@@ -79,6 +79,24 @@ def _by_py_spy() -> list[events.ThreadStack]:
         for thread in threads
         if not (thread.thread_name or "").startswith(OWN_THREADS)
     ]
+
+
+def _limited() -> list[str]:
+    """Return what bounds a command from outside: py-spy halts this process, which then could not end py-spy."""
+    limiter = shutil.which("timeout")
+    return [limiter, "-s", "KILL", str(PY_SPY_SECONDS)] if limiter else []
+
+
+def _output(command: list[str], stopped: threading.Event) -> bytes:
+    """Return what a command writes, nothing if it had to be ended."""
+    give_up = time.monotonic() + PY_SPY_SECONDS
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        while True:
+            try:
+                return process.communicate(timeout=LOOK_UP_SECONDS)[0]
+            except subprocess.TimeoutExpired:
+                if stopped.is_set() or time.monotonic() > give_up:
+                    process.terminate()  # the limiter passes it on, and the kernel lets this process go on
 
 
 def _py_spy() -> str | None:

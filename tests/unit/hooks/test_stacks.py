@@ -3,6 +3,7 @@
 import inspect
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,3 +93,20 @@ def test_python_stacks_take_the_place_of_a_tracer_that_fails(tmp_path: Path, mon
 
     assert source == "python"
     assert threads
+
+
+def test_stacks_that_take_too_long_are_given_up_when_the_process_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    slow = tmp_path / "py-spy"
+    slow.write_text("#!/bin/sh\nexec sleep 30\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(stacks, "_py_spy", lambda: str(slow))
+    stopped = threading.Event()
+    stopped.set()
+    began = time.monotonic()
+
+    source, _ = stacks.take(native=True, stopped=stopped)
+
+    assert source == "python"
+    assert time.monotonic() - began < 10
