@@ -3,15 +3,17 @@
 import re
 
 from distdiag.analyzers._rows import records
+from distdiag.findings import Confidence
 from distdiag.run import Run
 
 OWN = "distdiag"
+TEXT = "stderr"
 STACKS = "stacks"
 UNHEARD = "unheard"
 """Setting in the header of a rank of which an importer found nothing, though others were heard of."""
 NOT_TOLD = {
-    "stderr": "what the processes printed, which tells no steps, no calls that ended and seldom who is in a group",
-    "stacks": "stacks, which tell where threads stood at one moment and nothing of before",
+    TEXT: "what the processes printed, which tells no steps, no calls that ended and seldom who is in a group",
+    STACKS: "stacks, which tell where threads stood at one moment and nothing of before",
     "flight-recorder": "dumps of the flight recorder, which tell no steps, data loading, errors or ends of processes",
 }
 
@@ -36,6 +38,14 @@ def seen_once(run: Run) -> bool:
     """Return whether all that is known are stacks that were taken at one moment."""
     only_stacks = len(run.headers) > 0 and set(run.headers["source"]) == {STACKS}
     return only_stacks and int(run.stacks.groupby("rank")["time_ns"].count().max()) == 1
+
+
+def healthy_confidence(run: Run) -> Confidence:
+    """Return how sure it is that nothing went wrong where nothing was found."""
+    sources = {name for source in run.headers["source"] for name in _sources(source)}
+    if OWN in sources or not sources:
+        return Confidence.HIGH
+    return Confidence.LOW if sources <= {TEXT, STACKS} else Confidence.MEDIUM
 
 
 def in_words(run: Run) -> str | None:

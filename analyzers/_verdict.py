@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from distdiag.analyzers._sources import recorded
+from distdiag.analyzers._sources import healthy_confidence, in_words, recorded
 from distdiag.analyzers._trust import data_in_words
 from distdiag.analyzers._wording import counted, named
 from distdiag.findings import Finding, Severity, Verdict
@@ -70,5 +70,6 @@ def _healthy(run: Run) -> Verdict:
     return Verdict(
         name=HEALTHY,
         summary=summary,
-        evidence=(data_in_words(run),),
+        confidence=healthy_confidence(run),
+        evidence=tuple(text for text in (in_words(run), data_in_words(run)) if text is not None),
     )

@@ -40,6 +40,11 @@ def load(path: Path) -> Run:
         return run.load(path)
     imported, notes = _read(files.foreign)
     if not imported and not files.own:
+        if set(files.foreign) == {stderr}:
+            raise DistdiagError(
+                f"nothing in {path} tells of a failure",
+                "what a job prints tells something only where it failed; recording tells more: distdiag run train.py",
+            )
         raise DistdiagError(
             f"nothing could be read from {_count(files)} in {path}" + "".join(f"; {note}" for note in notes[:1]),
             "are they whole? dumps and logs are read, archives have to be unpacked first",

@@ -11,7 +11,7 @@ from pathlib import Path
 from distdiag.importers._contract import Imported
 from distdiag.importers._text.families import INTERESTING
 from distdiag.importers._text.lines import left_out_bytes
-from distdiag.importers._text.moments import clockless, moments_of
+from distdiag.importers._text.moments import clockless, moments_of, ordinary_of
 from distdiag.importers._text.owners import owned
 from distdiag.importers._text.reader import Transcript, transcribe
 from distdiag.importers._text.story import imported
@@ -44,7 +44,7 @@ def read(files: Sequence[Path]) -> Iterator[Imported]:
             notes.append(f"{file.name} cannot be read: {error.strerror}")
     told = owned(transcripts)
     bars = [transcript.bar for transcript in transcripts if transcript.bar is not None]
-    yield from imported(moments_of(told, transcripts), told, bars)
+    yield from imported(moments_of(told, transcripts), told, bars, ordinary_of(transcripts))
     notes += _notes(transcripts)
     if notes:
         yield Imported(rank=None, attempt=0, events=(), notes=tuple(notes))

@@ -8,11 +8,14 @@ from distdiag._stackframes import user_part
 from distdiag.importers._text.dumps import FAULTHANDLER, MAIN
 from distdiag.importers._text.facts import Ended, Frozen, Raised, Remark, Role, Stacked, Torn
 from distdiag.importers._text.launchers import SIGTERM
+from distdiag.importers._text.owners import Told
 from distdiag.importers._text.tales import Job
 from distdiag.importers._text.times import SECOND_NS
 
 WENT_ON_NS = 600 * SECOND_NS
 """Peers that begin to wait only so long after an exception had been served by its rank until then: it was handled."""
+ALONE_NS = 60 * SECOND_NS
+"""A process that goes on to print for so long after an error of its own handled it."""
 ONCE_NS = 5 * SECOND_NS
 """Time in which a rank that failed may still be seen to come into one more wait."""
 STUCK_WATCHDOG = "WatchdogStuck"
@@ -34,7 +37,7 @@ def tell_errors(job: Job) -> None:
         if key in seen:
             continue
         seen.add(key)
-        fault = _fault(what, moment, went_on=_went_on(job, told.rank, moment))
+        fault = _fault(what, moment, went_on=_went_on(job, told, moment))
         if told.rank is None:
             job.unsigned.append(fault)
         else:
@@ -54,8 +57,12 @@ def _fault(raised: Raised, moment: int, *, went_on: bool) -> events.Fault:
     )
 
 
-def _went_on(job: Job, rank: int | None, moment: int) -> bool:
-    """Return whether a rank is seen to have gone on after an error: it was caught."""
+def _went_on(job: Job, told: Told, moment: int) -> bool:
+    """Return whether a rank, or the job, is seen to have gone on after an error: it was caught."""
+    rank, file = told.rank, told.said.file
+    alone = {each.rank for _, each in job.told if each.said.file == file} == {rank}
+    if job.ordinary.get(file, 0) > moment + (ALONE_NS if alone else WENT_ON_NS):
+        return True
     for other, tale in job.tales.items():
         begun = [act.start_ns for act in tale.acts if act.end_ns is not None and act.start_ns < act.end_ns]
         if begun and max(begun) > moment + (ONCE_NS if other == rank else WENT_ON_NS):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from distdiag import events
 from distdiag.events import GROUP_UNKNOWN
 from distdiag.importers._text.facts import CommunicatorRank, GroupTag, Waited, World
+from distdiag.importers._text.filenames import MAX_RANK
 from distdiag.importers._text.names import DEFAULT_DESCRIPTION, DEFAULT_GROUP
 from distdiag.importers._text.owners import Told, world_of
 
@@ -39,6 +40,9 @@ class GroupBook:
         self._world_is_certain = told_size or all_spoke
         for each in told:
             self._note(each)
+        default = self._groups.get(DEFAULT_GROUP, _Group()).size
+        if default is not None and self.world is not None and self.world < default <= MAX_RANK:
+            self.world, self._world_is_certain = default, True
 
     def name(self, tag: GroupTag | None) -> str:
         """Return the name under which the records of a group go."""

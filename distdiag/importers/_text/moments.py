@@ -27,6 +27,12 @@ def moments_of(told: Sequence[Told], transcripts: Sequence[Transcript]) -> list[
     return [_moment(each, clocks[each.said.file], newest) for each in told]
 
 
+def ordinary_of(transcripts: Sequence[Transcript]) -> dict[int, int]:
+    """Return by number of file the wall time of its last line that is not understood."""
+    known = {number: _Clock(t).wall(t.ordinary) for number, t in enumerate(transcripts)}
+    return {number: wall for number, wall in known.items() if wall is not None}
+
+
 def _moment(told: Told, clock: "_Clock", newest: int) -> int:
     said = told.said
     stamp = said.what.stamp if isinstance(said.what, Ended) else None

@@ -37,6 +37,8 @@ class Transcript:
     bar: Bar | None = None
     """The last progress bar that was drawn."""
     lines: int = 0
+    ordinary: Stamp | None = None
+    """The last moment of a line that is not understood: somebody went on with something."""
     overflow: int = 0
     """Things said that were too many to keep."""
 
@@ -69,6 +71,7 @@ class _Reader:
         self._broken: _Broken | None = None
         self._skipped: deque[bytes] = deque(maxlen=RECENT)
         self._stamp: Stamp | None = None
+        self._stamp_skipped: Stamp | None = None
         self._logged: Speaker | None = None
         """Whose message of several lines a C++ logger began last."""
 
@@ -84,6 +87,7 @@ class _Reader:
             self._transcript.lines = raw.number
         for speaker in list(self._blocks):
             self._close(speaker)
+        self._transcript.ordinary = self._last_ordinary()
         self._join(None)
         self._transcript.said.sort(key=lambda said: said.line.number)  # long messages end after others that came later
         return self._transcript
@@ -97,12 +101,17 @@ class _Reader:
                 self._single(line)
             self._several(line)
 
+    def _last_ordinary(self) -> Stamp | None:
+        stamps = [line.stamp for raw in self._skipped for line in normalise(0, clean(raw)) if line.stamp is not None]
+        return stamps[-1] if stamps else self._stamp_skipped
+
     def _recent_stamp(self) -> Stamp | None:
         """Return the last moment that was written before a line that has none."""
         while self._skipped:
             for line in normalise(0, clean(self._skipped.pop())):
                 if line.stamp is not None:
                     self._skipped.clear()
+                    self._stamp_skipped = line.stamp
                     return line.stamp
         return self._stamp
 

@@ -1,6 +1,6 @@
 """What everybody said, as the records that each rank would have written."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from distdiag import events
 from distdiag.importers._contract import Imported
@@ -28,13 +28,19 @@ UNSIGNED = "unsigned"
 """Where of an error whose rank is not known; it stands in the log of the first rank."""
 
 
-def imported(moments: Sequence[int], told: Sequence[Told], bars: Sequence[Bar]) -> Iterator[Imported]:
-    """Yield what was told, by attempt and rank; ``bars`` are the last progress bars that were drawn."""
+def imported(
+    moments: Sequence[int], told: Sequence[Told], bars: Sequence[Bar], ordinary: Mapping[int, int]
+) -> Iterator[Imported]:
+    """Yield what was told, by attempt and rank.
+
+    ``bars`` are the last progress bars that were drawn, ``ordinary`` tells by number of file when its last line was
+    written that is not understood.
+    """
     attempts: dict[int, list[tuple[int, Told]]] = {}
     for moment, each in zip(moments, told, strict=True):
         attempts.setdefault(each.attempt, []).append((moment, each))
     for attempt, said in sorted(attempts.items()):
-        yield from _attempt(attempt, Job(said), bars)
+        yield from _attempt(attempt, Job(said, ordinary), bars)
 
 
 def _attempt(attempt: int, job: Job, bars: Sequence[Bar]) -> Iterator[Imported]:

@@ -1,6 +1,6 @@
 """What is known of each rank while the lines are put together."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from distdiag import events
@@ -75,7 +75,9 @@ class Tale:
 class Job:
     """One attempt: everything told, by time, and the tales of its ranks."""
 
-    def __init__(self, told: Sequence[tuple[int, Told]]) -> None:
+    def __init__(self, told: Sequence[tuple[int, Told]], ordinary: Mapping[int, int]) -> None:
+        self.ordinary = ordinary
+        """By number of file, when its last line was written that is not understood."""
         self.told = sorted(told, key=lambda pair: (pair[0], pair[1].said.file, pair[1].said.line.number))
         self.groups = GroupBook(each for _, each in self.told)
         self.tales: dict[int, Tale] = {}

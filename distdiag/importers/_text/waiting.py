@@ -130,7 +130,7 @@ def doubt_unnamed(job: Job) -> None:
 
 
 def tell_issued(job: Job) -> None:
-    """Add the collectives that were issued; of each rank and group all but the last have ended."""
+    """Add the collectives that were issued."""
     known = dict(_communicators(job))
     for moment, told in job.told:
         what = told.said.what
@@ -142,15 +142,13 @@ def tell_issued(job: Job) -> None:
         same = [act for act in tale.acts if act.group == name]
         if any((act.seq, act.op, act.shapes) == (what.seq, what.op, what.shapes) for act in same):
             continue
-        if same and same[-1].end_ns is None:
-            same[-1].end_ns = moment
         tale.acts.append(
             Act(
                 op=what.op,
                 group=name,
                 seq=what.seq,
                 start_ns=moment,
-                end_ns=moment if what.failed else None,
+                end_ns=moment,  # nothing tells: a log may stop anywhere, and that it does is no sign of a wait
                 error="Detected mismatch between collectives on ranks" if what.failed else None,
                 shapes=what.shapes,
                 dtype=what.dtype,
