@@ -42,12 +42,17 @@ class _Node:
 
 
 def stacks_of(run: Run) -> tuple[StackBranch, ...]:
-    """Return the newest stacks of all ranks that left any, merged; not those of a rank that moved on since."""
+    """Return the newest stacks of all ranks that left any, merged.
+
+    Left out are those of a rank that moved on since, or that was ending when they were taken.
+    """
     newest: dict[int, tuple[Sample, ...]] = {}
     issued_ns = run.calls.groupby("rank")["start_ns"].max()
+    ended_ns = run.faults.groupby("rank")["time_ns"].min()
     for stack in records(run.stacks.sort_values("time_ns", kind="stable")):
         rank = int(stack.rank)
-        if stack.reason == STALL and issued_ns.get(rank, 0) > stack.time_ns:
+        outdated = issued_ns.get(rank, 0) > stack.time_ns or ended_ns.get(rank, stack.time_ns) < stack.time_ns
+        if stack.reason == STALL and outdated:
             continue
         newest[rank] = tuple(Sample(rank=rank, thread=t.thread, frames=tuple(t.frames)) for t in stack.threads)
     for crash in records(run.crashes[run.crashes["kind"] == "frozen"]):
