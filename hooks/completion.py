@@ -17,6 +17,8 @@ from distdiag.recorder import MAX_FLIGHTS, Flight, Recorder
 BUSY_SECONDS = 0.005
 """Polling costs a launch-bound loop 1.1 % at 2 ms, 0.2 % at 20 ms; waits give exact ends anyway."""
 IDLE_SECONDS = 0.020
+PRECISION = 0.25
+"""Of a call's duration: looking at a long one every 5 ms would cost a rank up to 1 %."""
 P2P_NEVER_POLLED = frozenset({"send", "recv", "recv_any_source"})
 """Asked whether one of these is completed, gloo's answer says nothing."""
 ENDED_BY_WAIT = P2P_NEVER_POLLED | {"reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"}
@@ -174,7 +176,11 @@ class Reaper:
 
     def start(self) -> None:
         """Start the thread."""
-        self._recorder.poll = lambda: self.poll("poll")
+
+        def poll() -> None:
+            self.poll("poll")
+
+        self._recorder.poll = poll
         self._thread.start()
 
     def stop(self) -> None:
@@ -188,15 +194,17 @@ class Reaper:
             self.poll("poll")
 
     def _run(self) -> None:
-        while not self._stopped.wait(BUSY_SECONDS if self._recorder.flights else IDLE_SECONDS):
+        pause = IDLE_SECONDS
+        while not self._stopped.wait(pause):
             with guard("reap ends of calls"):
-                self.poll("poll")
+                pause = self.poll("poll")
                 self._forget_oldest()
 
-    def poll(self, clock: str) -> None:
-        """Note the ends of calls that nobody is waiting for."""
+    def poll(self, clock: str) -> float:
+        """Note the ends of calls that nobody is waiting for; return in how many seconds to look again."""
         flights = self._recorder.flights
         now = time.monotonic_ns()
+        pause = IDLE_SECONDS
         for key, flight in list(flights.items()):
             work = flight.work
             if work is None or flight.wait_start_ns:
@@ -206,14 +214,15 @@ class Reaper:
                 if flights.pop(key, None) is not None:
                     self._recorder.end(flight, time.monotonic_ns(), clock, self._failure(work))
                     flight.work = None
+            elif op not in ENDED_BY_WAIT:
+                pause = min(pause, max(BUSY_SECONDS, PRECISION * (now - flight.start_ns) / 1e9))
             elif (
-                op in ENDED_BY_WAIT
-                and now - flight.start_ns > UNREACHABLE_AFTER_NS
-                and sys.getrefcount(work) <= OWN_REFERENCES
+                now - flight.start_ns > UNREACHABLE_AFTER_NS and sys.getrefcount(work) <= OWN_REFERENCES
             ):  # nobody can wait for it any more, and it holds its tensors
                 flights.pop(key, None)
                 flight.work = None
             del work
+        return pause
 
     def _forget_oldest(self) -> None:
         """Some backends never report completion: their calls must not pile up."""
