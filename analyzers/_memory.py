@@ -1,5 +1,6 @@
 """Memory as the reason behind something else: an out-of-memory error that was caught, or a kill at the limit."""
 
+import re
 from typing import Any
 
 from distdiag.analyzers._deaths import MEMORY_ERROR, OUT_OF_MEMORY
@@ -9,6 +10,9 @@ from distdiag.analyzers._rows import oldest
 from distdiag.run import Run
 
 GIB = 1 << 30
+_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": GIB}
+_ASKED = re.compile(r"Tried to allocate (\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)")
+_UNUSED = re.compile(r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB) is reserved by PyTorch but unallocated")
 NEAR_LIMIT = 0.9
 """The kernel kills at the limit; samples a second apart see the last of it only if it grew slowly."""
 
@@ -40,6 +44,18 @@ def ran_out_of_memory(run: Run, divergence: Divergence) -> dict[str, Any] | None
 def is_memory_error(text: str) -> bool:
     """Return whether an exception says that memory ran out."""
     return bool(MEMORY_ERROR.search(text))
+
+
+def fragmentation(message: str) -> str | None:
+    """Return that what PyTorch holds and does not use would have been enough, if its allocator's message says so."""
+    asked, unused = _ASKED.search(message), _UNUSED.search(message)
+    if asked is None or unused is None or _bytes(unused) < _bytes(asked):
+        return None
+    return f"{unused[1]} {unused[2]} are reserved but unallocated, {asked[1]} {asked[2]} were asked for"
+
+
+def _bytes(found: re.Match[str]) -> float:
+    return float(found[1]) * _UNITS[found[2]]
 
 
 def memory_before(run: Run, rank: int, time_ns: int) -> str | None:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from distdiag.analyzers._deaths import Death
 from distdiag.analyzers._incident import Disagreement, Incident
 from distdiag.analyzers._investigation import investigate
-from distdiag.analyzers._memory import memory_before
+from distdiag.analyzers._memory import fragmentation, memory_before
 from distdiag.analyzers._paths import short
 from distdiag.analyzers._telling import both_sides
 from distdiag.analyzers._wording import named, verb
@@ -62,4 +62,9 @@ def _action(incident: Incident) -> tuple[str, ...]:
         if isinstance(incident.basis, Disagreement)
         else ()
     )
-    return (f"compare the batch of {who} in that step with the others': tokens, images, padding", *caught)
+    fragmented = fragmentation(" ".join(incident.evidence))
+    return (
+        *((f"set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: {fragmented}",) if fragmented is not None else ()),
+        f"compare the batch of {who} in that step with the others': tokens, images, padding",
+        *caught,
+    )

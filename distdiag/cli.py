@@ -24,6 +24,7 @@ def cli() -> None:
     \b
     distdiag run train.py …   run a script with recording on (no code change)
     distdiag analyze logs/    say what happened first, on which rank, and what to do
+    distdiag stacks --local   show where all ranks on this host are, as one tree
     """
 
 
