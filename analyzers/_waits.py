@@ -234,19 +234,33 @@ def _creation_wait(
     came = {rank for rank, each in here.items() if given_up_ns is None or each.begin_ns <= given_up_ns}
     world = frozenset(range(run.world_size)) if run.world_size else frozenset(run.ranks)
     logged = frozenset(run.ranks)
-    unlogged = world - logged
     # Nobody gets through the very first meeting without all ranks: those without a log never came.
-    never_came = unlogged if phase == INIT and len(stuck) == len(here) else frozenset()
+    first_meeting = phase == INIT and len(stuck) == len(here)
+    never_came, unknown = _unlogged(run, phase, world, first_meeting=first_meeting)
     return Wait(
         kind=WaitKind.CREATION,
         group=phase,
         number=index,
         waiters=frozenset(stuck) & frozenset(came),
         absent=(world & logged) - came | never_came,
-        unknown=unlogged - never_came,
+        unknown=unknown,
         since_ns=min(each.begin_ns for each in stuck.values()),
         given_up_ns=given_up_ns,
     )
+
+
+def _unlogged(
+    run: Run, phase: str, world: frozenset[int], *, first_meeting: bool
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Return which ranks without a log did not come to the making of a group, and of which nobody can say."""
+    unlogged, nobody = world - frozenset(run.ranks), frozenset[int]()
+    counted = run.phases[run.phases["phase"] == phase]["came"].dropna()
+    if counted.empty:
+        return (unlogged, nobody) if first_meeting else (nobody, unlogged)
+    missing = len(world) - int(counted.max())
+    if missing <= 0:
+        return nobody, nobody
+    return (unlogged, nobody) if len(unlogged) <= missing else (nobody, unlogged)
 
 
 def _final(life: Life, creation: _Creation) -> bool:

@@ -63,6 +63,14 @@ CANNOT_TELL = {
     "one line of many calls": out.text(
         *(line for rank in range(3) for line in out.failed_call("all_reduce", out.gloo_timeout(), MAIN, rank=rank))
     ),
+    "which of two silent clients did not join": out.text(
+        *out.failed_call(
+            "init_process_group",
+            "torch.distributed.DistStoreError: Timed out after 7 seconds waiting for clients. 2/3 clients joined.",
+            MAIN,
+            rank=0,
+        )
+    ),
     "members of a group are not told": out.text(
         *(out.watchdog(rank, 7, group="PG ID 2 PG GUID 9(ep)", group_rank=rank) for rank in (0, 1))
     ),
@@ -103,6 +111,16 @@ def test_an_error_that_ends_the_output_was_not_handled(tmp_path: Path) -> None:
     output = out.text("2025-12-06 12:00:00,000 INFO step 1", *out.traceback("OSError: x", MAIN), "wandb: run history")
 
     assert verdict_of(tmp_path, output).name == "rank-died"
+
+
+def test_more_processes_than_ranks_leave_nobody_missing(tmp_path: Path) -> None:
+    line = BARRIER.format(rank=0) + "(world_size=4, worker_count=8, timeout=0:30:00)"
+
+    verdict = verdict_of(tmp_path, out.text(line))
+
+    assert verdict.name == "group-creation-stuck"
+    assert not verdict.culprits
+    assert any("8 processes" in each for each in verdict.evidence)
 
 
 def test_a_lost_node_is_named_and_said_to_be_a_guess(tmp_path: Path) -> None:
