@@ -14,6 +14,8 @@ WARM_UP_STEPS = 2
 ENOUGH_STEPS = 5
 """The warm-up is left out where at least as many steps stay."""
 NOTABLY_SLOWER = 1.1
+ENOUGH_TO_COMPARE_STEPS = 8
+"""Beside the warm-up: of fewer steps one hiccup makes a rank look slow."""
 LEAST_DIFFERENCE_SECONDS = 0.005
 """Ranks that share cores differ by less than this without a reason."""
 TOKEN_FACTS = ("effective_tokens", "tokens", "num_tokens")
@@ -40,6 +42,8 @@ def performance(run: Run, *, whole: bool = False) -> dict[str, Any]:
     measured = _measured(run, whole=whole)
     if measured.empty:
         unknown["steps"] = NO_STEPS
+    elif measured["steps"].min() < ENOUGH_TO_COMPARE_STEPS:
+        unknown["slowest"] = f"{int(measured['steps'].min())} steps are too few to compare ranks"
     tokens = _tokens_per_second(run.steps)
     if not tokens:
         unknown["tokens"] = NO_TOKENS
@@ -179,7 +183,7 @@ def _row(row: Mapping[Any, Any], tokens: Mapping[int, float], *, known: bool) ->
 
 def _slowest(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return the rank with the longest own time, if it is notably longer than the typical one."""
-    if len(ranks) < 2:
+    if len(ranks) < 2 or min(row["steps"] for row in ranks.values()) < ENOUGH_TO_COMPARE_STEPS:
         return None
     own = {rank: float(row["own_step_seconds"]) for rank, row in ranks.items()}
     rank = max(own, key=lambda each: (own[each], -each))

@@ -243,6 +243,8 @@ def _pace(measured: Mapping[str, Any]) -> str:
     text = unknown["tokens"] if "tokens" in unknown else f"{sum(tokens):,.0f} tokens/s"
     if "steps" in unknown or "shares" in unknown:
         return f"{text}; nor the slowest rank: {unknown.get('steps') or unknown.get('shares')}"
+    if "slowest" in unknown:
+        return f"{text}; nor the slowest rank: {unknown['slowest']}"
     if slowest is None:
         return f"{text}; no rank's own time is notably longer than the others'"
     own, typical = slowest["own_step_seconds"], slowest["typical_seconds"]

@@ -50,6 +50,13 @@ def test_the_slowest_rank_is_the_one_with_the_longest_own_time(tmp_path: Path) -
     assert measured["slowest"] == {"rank": 2, "own_step_seconds": 0.1, "typical_seconds": 0.07}
 
 
+def test_no_rank_is_called_slow_after_a_few_steps(tmp_path: Path) -> None:
+    measured = performance(job(steps=6, slow=0.03).load(tmp_path))
+
+    assert measured["slowest"] is None
+    assert "too few" in measured["unknown"]["slowest"]
+
+
 def test_no_rank_is_called_slow_for_a_small_difference(tmp_path: Path) -> None:
     assert performance(job(slow=0.003).load(tmp_path))["slowest"] is None
 
