@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterator
 
-from distdiag.importers._text.facts import Family, Issued, Missed, Role, What, nothing
+from distdiag.importers._text.facts import Issued, Missed, Role, What
+from distdiag.importers._text.kinds import Family, nothing
 from distdiag.importers._text.names import DEFAULT_GROUP, dtype, operation
 from distdiag.importers._text.normalise import Line
 

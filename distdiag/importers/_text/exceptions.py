@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterable, Iterator
 
-from distdiag.importers._text.facts import BlockFamily, Family, Raised, Role, Speaker, What
+from distdiag.importers._text.facts import Raised, Role, Speaker, What
+from distdiag.importers._text.kinds import BlockFamily, Family
 from distdiag.importers._text.normalise import Line
 
 MAX_FRAMES = 200

@@ -3,7 +3,7 @@
 import re
 
 from distdiag.importers._text import detail, exceptions, faults, horovod, launchers, nccl, stores, watchdog
-from distdiag.importers._text.facts import BlockFamily, Family
+from distdiag.importers._text.kinds import BlockFamily, Family
 
 FAMILIES: tuple[Family, ...] = (
     *watchdog.FAMILIES,

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 
 from distdiag._crashes import SIGNALS
 from distdiag.importers._text.dumps import BEGINS_FAULT_THREAD, from_text
-from distdiag.importers._text.facts import BlockFamily, Role, Stacked, What
+from distdiag.importers._text.facts import Role, Stacked, What
+from distdiag.importers._text.kinds import BlockFamily
 from distdiag.importers._text.normalise import Line
 
 MAX_LINES = 20_000

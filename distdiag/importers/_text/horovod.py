@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterable
 
-from distdiag.importers._text.facts import BlockFamily, Missed, Role, What
+from distdiag.importers._text.facts import Missed, Role, What
+from distdiag.importers._text.kinds import BlockFamily
 from distdiag.importers._text.normalise import Line
 
 MAX_LINES = 2000

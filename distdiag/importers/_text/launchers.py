@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterable, Iterator
 
-from distdiag.importers._text.facts import BlockFamily, Ended, Family, Remark, Restarted, Role, Speaker, Torn, What
+from distdiag.importers._text.facts import Ended, Remark, Restarted, Role, Speaker, Torn, What
+from distdiag.importers._text.kinds import BlockFamily, Family
 from distdiag.importers._text.normalise import Line
 from distdiag.importers._text.times import stamp_in
 

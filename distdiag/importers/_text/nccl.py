@@ -3,16 +3,8 @@
 import re
 from collections.abc import Iterable, Iterator
 
-from distdiag.importers._text.facts import (
-    BlockFamily,
-    CommunicatorRank,
-    Family,
-    Issued,
-    Missed,
-    Remark,
-    Role,
-    What,
-)
+from distdiag.importers._text.facts import CommunicatorRank, Issued, Missed, Remark, Role, What
+from distdiag.importers._text.kinds import BlockFamily, Family
 from distdiag.importers._text.names import operation
 from distdiag.importers._text.normalise import Line
 

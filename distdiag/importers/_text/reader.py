@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from distdiag.importers._text.facts import Block, Role, Said, What
+from distdiag.importers._text.facts import Role, Said, What
 from distdiag.importers._text.families import BLOCKS, FAMILIES, INTERESTING
+from distdiag.importers._text.kinds import Block
 from distdiag.importers._text.lines import raw_lines
 from distdiag.importers._text.normalise import Bar, Line, bars_in, clean, normalise
 from distdiag.importers._text.times import Stamp

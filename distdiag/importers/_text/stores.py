@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterator
 
-from distdiag.importers._text.facts import Family, GroupTag, Missed, Passed, Remark, Role, What, World, nothing
+from distdiag.importers._text.facts import GroupTag, Missed, Passed, Remark, Role, What, World
+from distdiag.importers._text.kinds import Family, nothing
 from distdiag.importers._text.names import DEFAULT_DESCRIPTION, DEFAULT_GROUP
 from distdiag.importers._text.normalise import Line
 

@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterable, Iterator
 
-from distdiag.importers._text.facts import BlockFamily, CallSite, Family, Frozen, Progress, Role, Waited, What, nothing
+from distdiag.importers._text.facts import CallSite, Frozen, Progress, Role, Waited, What
+from distdiag.importers._text.kinds import BlockFamily, Family, nothing
 from distdiag.importers._text.names import group_rank, group_tag, operation
 from distdiag.importers._text.normalise import Line
 
