@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from distdiag.importers._operations import UNFIT, writable
 from distdiag.importers._pickles import MAX_BYTES, MAX_CONTAINERS, RefusedError, read_pickle
 
 MAX_ENTRIES = 200_000
@@ -19,7 +20,9 @@ MAX_TIME_NS = 1 << 62
 Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 Moment = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIME_NS)]
 Name = Annotated[str, msgspec.Meta(max_length=4096)]
-Members = Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]], msgspec.Meta(max_length=1 << 20)]
+MAX_RANKS = 1 << 18
+"""A group that speaks of more is damaged; no job has so many."""
+Members = Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)]], msgspec.Meta(max_length=MAX_RANKS)]
 
 _RANKS = re.compile(r"\s*\[[\d,\s]*\]\s*")
 _PROGRESS = ("last_enqueued_collective", "last_started_collective", "last_completed_collective")
@@ -146,7 +149,7 @@ def _entries(raw: Any) -> tuple[tuple[Entry, ...], int, int]:
     kept = raw[-MAX_ENTRIES:]
     try:
         return tuple(msgspec.convert(kept, list[Entry], strict=False)), 0, len(raw) - len(kept)
-    except (msgspec.ValidationError, RecursionError):
+    except UNFIT:
         pass
     entries = [entry for each in kept if (entry := _entry(each)) is not None]
     return tuple(entries), len(kept) - len(entries), len(raw) - len(kept)
@@ -155,7 +158,7 @@ def _entries(raw: Any) -> tuple[tuple[Entry, ...], int, int]:
 def _entry(raw: Any) -> Entry | None:
     try:
         return msgspec.convert(raw, Entry, strict=False)
-    except (msgspec.ValidationError, RecursionError):
+    except UNFIT:
         return None
 
 
@@ -166,7 +169,7 @@ def _configs(raw: Any) -> Iterator[tuple[str, Config]]:
         if isinstance(name, str | int) and isinstance(config, dict):
             ranks = _members(config.get("ranks"))
             if ranks is not None:
-                yield str(name), Config(description=_text(config.get("desc")), ranks=ranks)
+                yield writable(str(name)), Config(description=_text(config.get("desc")), ranks=ranks)
 
 
 def _members(raw: Any) -> tuple[int, ...] | None:
@@ -174,7 +177,7 @@ def _members(raw: Any) -> tuple[int, ...] | None:
         raw = [int(each) for each in re.findall(r"\d+", raw) if len(each) < 10]
     try:
         return tuple(msgspec.convert(raw, Members, strict=False))
-    except (msgspec.ValidationError, RecursionError):
+    except UNFIT:
         return None
 
 
@@ -204,4 +207,4 @@ def _whole(raw: Any) -> int | None:
 
 
 def _text(raw: Any) -> str:
-    return raw[:4096] if isinstance(raw, str) else str(raw) if isinstance(raw, int | float) else ""
+    return writable(raw[:4096]) if isinstance(raw, str) else str(raw) if isinstance(raw, int | float) else ""

@@ -7,7 +7,7 @@ from typing import Any
 from distdiag import events
 from distdiag._crashes import user_frames
 from distdiag.importers._dumps import Entry
-from distdiag.importers._operations import Tensors, tensors
+from distdiag.importers._operations import Tensors, tensors, writable
 from distdiag.importers._pickles import RefusedError
 
 MAX_FRAMES = 64
@@ -94,4 +94,4 @@ def _frame_text(frame: Any) -> str | None:
     if not isinstance(file, str) or not file or file.endswith(TORCH_FILES):
         return None
     text = f"{file[:1024]}:{line if isinstance(line, int) else 0} {name[:256] if isinstance(name, str) else '?'}"
-    return next(iter(user_frames((text,))), None)
+    return next(iter(user_frames((writable(text),))), None)

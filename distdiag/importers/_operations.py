@@ -20,6 +20,9 @@ Sizes = Annotated[
 Splits = Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]], msgspec.Meta(max_length=1 << 16)]
 Names = Annotated[list[Annotated[str, msgspec.Meta(max_length=64)]], msgspec.Meta(max_length=4096)]
 
+UNFIT = (msgspec.ValidationError, RecursionError, UnicodeEncodeError)
+"""What the conversion of a value raises that is not what it should be."""
+
 COALESCED = "coalesced"
 _SUFFIX = f"_{COALESCED}"
 _POINT_TO_POINT = re.compile(r"(send|recv) (\d{1,9}|\?)(->|<-)(\d{1,9}|\?)")
@@ -71,9 +74,14 @@ class Operation:
     """Rank inside the group; None for any."""
 
 
+def writable(text: str) -> str:
+    """Return a text as it can be written: a pickle may hold halves of characters."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
 def operation(profiling_name: str) -> Operation:
     """Return what ``nccl:all_reduce`` or ``nccl:send 0->1`` means; an unknown name is kept as it is."""
-    backend, _, name = profiling_name.rpartition(":")
+    backend, _, name = writable(profiling_name).rpartition(":")
     match = _POINT_TO_POINT.fullmatch(name)
     if match:
         peer = None if match[4] == "?" else int(match[4])
@@ -155,7 +163,7 @@ def together(ops: Sequence[str], moved: Sequence[Tensors]) -> tuple[str, Tensors
 def _sizes(raw: Any, dtypes: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     try:
         sizes = msgspec.convert(raw if raw is not None else [], Sizes)
-    except (msgspec.ValidationError, RecursionError):
+    except UNFIT:
         return ()
     # A size without dimensions is a scalar where it has a type, else no tensor at all.
     shapes = tuple(tuple(shape) for shape, dtype in zip_longest(sizes, dtypes[: len(sizes)]) if shape or dtype)
@@ -164,17 +172,17 @@ def _sizes(raw: Any, dtypes: Sequence[str]) -> tuple[tuple[int, ...], ...]:
 
 def _strings(raw: Any) -> list[str]:
     if isinstance(raw, str):
-        return [raw[:64]]
+        return [writable(raw[:64])]
     try:
-        return msgspec.convert(raw if raw is not None else [], Names)
-    except (msgspec.ValidationError, RecursionError):
+        return list(map(writable, msgspec.convert(raw if raw is not None else [], Names)))
+    except UNFIT:
         return []
 
 
 def _splits(raw: Any) -> tuple[int, ...]:
     try:
         return tuple(msgspec.convert(raw if raw is not None else [], Splits))
-    except (msgspec.ValidationError, RecursionError):
+    except UNFIT:
         return ()
 
 

@@ -8,7 +8,7 @@ _SUFFIX = re.compile(r"\.(?:json|pkl|pickle|p|bin|dump|txt|log)$", re.IGNORECASE
 _NAMED_RANK = re.compile(r"(?<![a-z])(?<!local[_-])rank[_\-.]?(\d{1,8})(?!\d)", re.IGNORECASE)
 _INTEGER = re.compile(r"\d+")
 _ATTEMPT = re.compile(r"(?:attempt|restart|retry)[_\-.]?(\d{1,6})", re.IGNORECASE)
-MAX_RANK = 1 << 24
+MAX_RANK = (1 << 18) - 1
 
 
 def rank_in_name(path: Path) -> int | None:

@@ -39,6 +39,7 @@ class Roster:
             for facts in transcript.groups.values():
                 self._users.setdefault((facts.name, facts.description), []).append(transcript.rank)
         self.inferred: set[str] = set()
+        self._members: dict[tuple[int, str], tuple[int, ...]] = {}
         self._typed = all(transcript.typed for transcript in transcripts)
         self._progress = {rank: dict(_progress(transcript)) for rank, transcript in self._by_rank.items()}
         self._untold = self._groups_of_mixed_progress()
@@ -56,6 +57,13 @@ class Roster:
     # ---- groups -----------------------------------------------------------------------------------------------------
     def members(self, transcript: Transcript, name: str) -> tuple[int, ...]:
         """Return the global ranks of a group in its own order."""
+        key = transcript.rank, name
+        known = self._members.get(key)
+        if known is None:
+            known = self._members[key] = self._find_members(transcript, name)
+        return known
+
+    def _find_members(self, transcript: Transcript, name: str) -> tuple[int, ...]:
         facts = transcript.groups.get(name)
         config = transcript.dump.configs.get(name)
         if (

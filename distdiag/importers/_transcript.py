@@ -13,7 +13,7 @@ from typing import Any
 from distdiag import events
 from distdiag.importers._dumps import Dump, Entry
 from distdiag.importers._interned import Sites, Sizes
-from distdiag.importers._operations import COALESCED, Operation, Tensors, operation, together
+from distdiag.importers._operations import COALESCED, Operation, Tensors, operation, together, writable
 
 UNKNOWN_STEP = -1
 MILLISECOND_NS = 1_000_000
@@ -151,7 +151,7 @@ class Transcript:
         return kind
 
     def _facts(self, entry: Entry, op: Operation) -> GroupFacts:
-        name, description = entry.process_group or (str(entry.pg_id or 0), "")
+        name, description = map(writable, entry.process_group or (str(entry.pg_id or 0), ""))
         facts = self.groups.get(name)
         if facts is None:
             facts = self.groups[name] = GroupFacts(
@@ -272,7 +272,7 @@ def _is_mute(entries: Sequence[Entry]) -> bool:
 
 
 def _thread(name: str | None) -> str:
-    return "MainThread" if not name or name.startswith(MAIN_THREADS) else name.rstrip("0123456789_")
+    return "MainThread" if not name or name.startswith(MAIN_THREADS) else writable(name.rstrip("0123456789_"))
 
 
 def _duration_ns(duration_ms: float | None) -> int | None:
