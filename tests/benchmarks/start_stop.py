@@ -9,6 +9,7 @@ import argparse
 import collections
 import concurrent.futures
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,6 @@ from pathlib import Path
 RANKS = 2
 CAP_SECONDS = 60
 """A run takes some 3 s, on a loaded machine perhaps 20."""
-LAST_LINES = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,8 @@ class Outcome:
 
     hung: bool
     codes: tuple[int, ...]
-    errors: str
+    directory: Path
+    """What the ranks wrote, kept only if they did not end well."""
 
     @property
     def well(self) -> bool:
@@ -62,30 +63,29 @@ def program(rank: int, store: str, *, bare: bool) -> None:
 
 def run_once(number: int, *, bare: bool) -> Outcome:
     """Start the ranks and wait for them."""
-    with tempfile.TemporaryDirectory(prefix=f"distdiag-start-{number}-") as name:
-        directory = Path(name)
-        command = [sys.executable, "-X", "faulthandler", __file__, "--store", str(directory / "store")]
-        ranks = []
-        for rank in range(RANKS):
-            with (directory / f"errors{rank}").open("wb") as errors:
-                ranks.append(
-                    subprocess.Popen(
-                        [*command, "--rank", str(rank), *(["--bare"] if bare else [])],
-                        env=os.environ
-                        | {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "DISTDIAG_DIR": str(directory / "logs")},
-                        stderr=errors,
-                    )
-                )
-        deadline = time.monotonic() + CAP_SECONDS
-        hung = False
-        for process in ranks:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                hung = True
-        codes = tuple(end(process) for process in ranks)
-        shown = "".join((directory / f"errors{rank}").read_text(errors="replace") for rank in range(RANKS))
-        return Outcome(hung=hung, codes=codes, errors="\n".join(shown.splitlines()[-LAST_LINES:]))
+    directory = Path(tempfile.mkdtemp(prefix=f"distdiag-start-{number}-"))
+    ranks = [start(rank, directory, bare=bare) for rank in range(RANKS)]
+    deadline = time.monotonic() + CAP_SECONDS
+    hung = False
+    for process in ranks:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            hung = True
+    outcome = Outcome(hung=hung, codes=tuple(end(process) for process in ranks), directory=directory)
+    if outcome.well:
+        shutil.rmtree(directory)
+    return outcome
+
+
+def start(rank: int, directory: Path, *, bare: bool) -> subprocess.Popen[bytes]:
+    """Start one rank."""
+    command = [sys.executable, "-X", "faulthandler", __file__, "--store", str(directory / "store")]
+    identity = {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "DISTDIAG_DIR": str(directory / "logs")}
+    with (directory / f"errors{rank}").open("wb") as errors:
+        return subprocess.Popen(
+            [*command, "--rank", str(rank), *(["--bare"] if bare else [])], env=os.environ | identity, stderr=errors
+        )
 
 
 def end(process: subprocess.Popen[bytes]) -> int:
@@ -115,8 +115,8 @@ def main() -> int:
     with concurrent.futures.ThreadPoolExecutor(options.at_once) as pool:
         outcomes = list(pool.map(lambda number: run_once(number, bare=options.bare), range(options.runs)))
     bad = [outcome for outcome in outcomes if not outcome.well]
-    for outcome in bad[:3]:
-        sys.stdout.write(f"exit codes {outcome.codes}:\n{outcome.errors}\n")
+    for outcome in bad:
+        sys.stdout.write(f"exit codes {outcome.codes}: see {outcome.directory}\n")
     codes = collections.Counter(code for outcome in outcomes for code in outcome.codes if code)
     sys.stdout.write(
         f"{len(outcomes)} runs of {RANKS} ranks, {'bare' if options.bare else 'recorded'}: "
