@@ -10,6 +10,7 @@ from distdiag.findings import Confidence, Report
 from distdiag.importers import load
 from tests import training_output as out
 
+SHARED = Path(__file__).parents[3].parent / "shared" / "data" / "log_lines"
 MAIN = ("/workspace/train.py", 210, "main")
 LOSS = ("/workspace/train.py", 88, "train_step")
 SAVE = ("/workspace/save.py", 31, "save_best")
@@ -424,3 +425,23 @@ def test_text_gives_the_verdict(case: Case, tmp_path: Path) -> None:
     assert case.mentions in " ".join((verdict.summary, *verdict.evidence))
     assert verdict.step is None
     assert verdict.confidence is not Confidence.HIGH
+
+
+REAL = {
+    "local_01": ("sequence-divergence", ()),
+    "local_02": ("shape-mismatch", ()),
+    "local_03": ("op-mismatch", ()),
+    "local_04": ("rank-missing", (1,)),
+    "local_05": ("rank-missing", (2,)),
+}
+"""Verdicts on the output of real programs; two ranks are no majority."""
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared lines are not here")
+@pytest.mark.parametrize(("name", "expected"), REAL.items(), ids=REAL)
+def test_real_output_gives_the_verdict(name: str, expected: tuple[str, tuple[int, ...]]) -> None:
+    (file,) = SHARED.glob(f"{name}_*.log")
+
+    verdict = diagnose(load(file)).verdict
+
+    assert (verdict.name, verdict.culprits) == expected
