@@ -58,7 +58,7 @@ class Groups:
         for item in ranked:
             if isinstance(item.record, events.Group):
                 name = item.record.group
-                identity = (name, tuple(item.record.ranks))
+                identity = (name, item.record.members())
                 if identity not in shared:
                     shared[identity] = Membership(key=group_key(*identity), members=identity[1])
                 self._known[item.rank, name] = shared[identity]
@@ -81,15 +81,4 @@ class Groups:
 
 def group_key(group: str, members: Sequence[int] | None) -> str:
     """Return a name that is the same on all members of one group and differs between groups."""
-    return f"{group}[{'?' if members is None else folded(members)}]"
-
-
-def folded(ranks: Sequence[int]) -> str:
-    """Return ranks in short: ``0-2,5``; the order is kept, for it is part of what a group is."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
+    return f"{group}[{'?' if members is None else events.folded(members)}]"

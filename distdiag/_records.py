@@ -50,7 +50,9 @@ def decode_lines(parts: Sequence[Part], lines: Iterable[tuple[int, bytes | None]
 def _take(records: Records, part: Part, line: bytes) -> None:
     try:
         record = events.decode(line)
-    except msgspec.DecodeError:
+        if isinstance(record, events.Group):
+            record.ranks = record.members()  # thousands of ranks name the same thousands of members
+    except (msgspec.DecodeError, ValueError):
         _note_unfit(records, part, line)
         return
     records.ranks.add(part.rank)

@@ -5,6 +5,9 @@ nanoseconds of the process's monotonic clock; the header holds the pair that map
 Absent is not zero: a field that was not known is left out.
 """
 
+import functools
+import re
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -15,6 +18,10 @@ NUMBER_UNKNOWN = 0
 """Number of a call whose source does not tell it; c10d counts from 1."""
 GROUP_UNKNOWN = "unnamed"
 """Group of a call whose source does not tell it."""
+
+MAX_RANKS = 1 << 20
+"""A group that speaks of more is damaged; no job has so many."""
+_RUN = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 Frames = list[str]
 """User frames from the outermost to the innermost, each written ``file:line function``."""
@@ -64,8 +71,8 @@ class Group(Event, kw_only=True, tag="group"):
     group: str
     """Name that c10d gave it; only with the members is it the same group on two ranks."""
     description: str = ""
-    ranks: list[int]
-    """Global ranks, in group order."""
+    ranks: Sequence[int] | str
+    """Global ranks, in group order; in short, ``0-2,5``, where they are many: each member writes them."""
     partial: bool = False
     """There may be more members than ``ranks``: the source, which is none of our logs, does not tell them all."""
     backend: str
@@ -74,6 +81,10 @@ class Group(Event, kw_only=True, tag="group"):
     sequence: int = 0
     """Collectives this group had already run when recording began."""
     time_ns: int
+
+    def members(self) -> tuple[int, ...]:
+        """Return the global ranks, in group order; raise ``ValueError`` where they make no sense."""
+        return unfolded(self.ranks) if isinstance(self.ranks, str) else tuple(self.ranks)
 
 
 class Path(Event, kw_only=True, tag="path"):
@@ -428,6 +439,27 @@ def encode_text(text: str) -> str:
 def decode(line: bytes) -> Record:
     """Return the record that a line holds; raise ``msgspec.ValidationError`` or ``DecodeError`` otherwise."""
     return _decoder.decode(line)
+
+
+def folded(ranks: Sequence[int]) -> str:
+    """Return ranks in short: ``0-2,5``; the order is kept, for it is part of what a group is."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
+
+
+@functools.lru_cache(maxsize=4096)
+def unfolded(text: str) -> tuple[int, ...]:
+    """Return the ranks that ``0-2,5`` means; equal texts give one and the same tuple."""
+    runs = [_RUN.fullmatch(run) for run in text.split(",")] if text else []
+    bounds = [(int(run[1]), int(run[2] or run[1])) for run in runs if run is not None]
+    if len(bounds) < len(runs) or sum(max(0, last - first) + 1 for first, last in bounds) > MAX_RANKS:
+        raise ValueError(f"no list of ranks: {text[:40]}")
+    return tuple(rank for first, last in bounds for rank in range(first, last + 1))
 
 
 def kind_of(event: type[Event]) -> str:

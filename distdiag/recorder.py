@@ -39,7 +39,7 @@ class GroupState:
 
     def __init__(self, event: events.Group) -> None:
         self.event = event
-        self.ranks = event.ranks
+        self.ranks = event.members()
         self.collectives = event.sequence
         self.p2p = 0
         self.chain = 0

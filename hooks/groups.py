@@ -1,6 +1,7 @@
 """Watches process groups being made, joined and destroyed: each of these can hang by itself."""
 
 import time
+from collections.abc import Iterable
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
@@ -10,6 +11,8 @@ from distdiag.hooks._patch import Undo, observe, replace, together, when_importe
 from distdiag.recorder import GroupState, Recorder
 
 WHOLE_WORLD = "init_process_group"
+MANY_RANKS = 16
+"""Members of larger groups are written in short: of a world of thousands each rank writes them all."""
 
 
 def install(recorder: Recorder) -> Undo:
@@ -62,7 +65,7 @@ def learn_group(recorder: Recorder, c10d: ModuleType, group: Any) -> GroupState:
     event = events.Group(
         group=group.group_name,
         description=group.group_desc or "",
-        ranks=list(members) if members else list(range(group.size())),
+        ranks=_in_short(members or range(group.size())),
         backend=group.name(),
         timeout_seconds=_timeout_seconds(group),
         sequence=_sequence(group),
@@ -73,6 +76,11 @@ def learn_group(recorder: Recorder, c10d: ModuleType, group: Any) -> GroupState:
     recorder.write(event)
     recorder.adopt_group(group, state)
     return state
+
+
+def _in_short(ranks: Iterable[int]) -> list[int] | str:
+    members = list(ranks)
+    return members if len(members) < MANY_RANKS else events.folded(members)
 
 
 def _sequence(group: Any) -> int:
