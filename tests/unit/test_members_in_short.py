@@ -29,8 +29,8 @@ def group(ranks: str) -> events.Group:
 def test_groups_in_short_and_at_length_are_one_group(tmp_path: Path) -> None:
     logs = Logs(3, default_group=False)
     logs[0].group("0", range(3))
-    for rank in (1, 2):
-        logs[rank].add(group("0-2"))
+    for number in (1, 2):
+        logs[number].add(group("0-2"))
     for rank in logs:
         rank.all_reduce()
 

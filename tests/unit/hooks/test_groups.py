@@ -128,7 +128,7 @@ def test_groups_are_known_where_recording_begins_late(tmp_path: Path) -> None:
     with pretended_world():
         dist.new_group([1, 3])
         with recording(tmp_path) as made:
-            assert sorted(each.members() for each in made.log.of(events.Group)) == [[0, 1, 2, 3], [1, 3]]
+            assert sorted(each.members() for each in made.log.of(events.Group)) == [(0, 1, 2, 3), (1, 3)]
             assert list(read_logs(tmp_path)) == ["rank00001"]
 
 
