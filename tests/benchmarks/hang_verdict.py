@@ -1,4 +1,4 @@
-"""How long a verdict takes on large stuck jobs: ``python tests/benchmarks/hang_verdict.py [CASE …]``.
+"""How long a verdict takes on large stuck jobs: ``python -m tests.benchmarks.hang_verdict [CASE …]``.
 
 Jobs of any shape are generated with one rank that stops, written as logs of our own or as flight-recorder dumps, and
 analysed by the command line in a process of its own, imports and all. Dumps are given to PyTorch's own analyzer as
