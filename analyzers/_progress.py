@@ -34,9 +34,7 @@ class Progress:
         self._calls: pd.DataFrame = calls
         self._ended = calls["end_ns"].notna().to_numpy() & ~calls["failed"].to_numpy()
         self._collective = queued & ~calls["p2p"].to_numpy()
-        self._places = (calls["group_key"].cat.codes.to_numpy().astype(np.int64) << _RANK_BITS) + calls[
-            "rank"
-        ].to_numpy()
+        self._places = place_codes(calls)
         self._completed = self._newest(self._collective & self._ended)
         self._issued = self._newest(self._collective)
         members = _members(run)
@@ -116,6 +114,12 @@ class Progress:
         here = (self._places >> _RANK_BITS) == code
         found: pd.DataFrame = calls.loc[here & self._collective & (calls["seq"].to_numpy() == seq)]
         return found
+
+
+def place_codes(calls: pd.DataFrame) -> Integers:
+    """Return a number for the group and the rank of each call."""
+    groups = calls["group_key"].cat.codes.to_numpy().astype(np.int64)
+    return np.asarray((groups << _RANK_BITS) + calls["rank"].to_numpy())
 
 
 def _raise(known: dict[Place, int], place: Place, number: int | None) -> None:

@@ -15,14 +15,15 @@ import numpy.typing as npt
 
 from distdiag.analyzers._channels import Message, Messages
 from distdiag.analyzers._lives import Life
-from distdiag.analyzers._progress import Progress
+from distdiag.analyzers._progress import Progress, place_codes
 from distdiag.analyzers._rows import records, whole
 from distdiag.analyzers._waitfor import Wait, WaitKind
 from distdiag.run import Run
 
 HOST = "cpu"
 """Operations on it hold the thread that issued them."""
-WHOLE_QUEUES = frozenset({"distdiag", "flight-recorder"})
+DUMPS = "flight-recorder"
+WHOLE_QUEUES = ("distdiag", DUMPS)
 """Sources that tell all operations; a printed line tells of one."""
 FREE_RUNNING = frozenset({"broadcast", "reduce", "gather", "scatter"})
 """Ops that some members may complete although the devices of others never came."""
@@ -70,11 +71,23 @@ class Queues:
 
 
 def is_queued(run: Run) -> npt.NDArray[np.bool_]:
-    """Return which calls run on a device and leave their thread free, as far as their source tells all of them."""
-    calls, headers = run.calls, run.headers
-    few = [h.rank for h in records(headers) if not WHOLE_QUEUES & set(str(h.source).split("+"))]
-    telling = ~calls["rank"].isin(few)
-    return np.asarray((calls["device"] != HOST) & ~calls["captured"] & telling)
+    """Return which calls run on a device and leave their thread free, as far as their ends are told at all."""
+    calls = run.calls
+    on_device = np.asarray((calls["device"] != HOST) & ~calls["captured"])
+    if not on_device.any():
+        return on_device
+    ranks = calls["rank"].to_numpy()
+    places = place_codes(calls)
+    ended = on_device & calls["end_ns"].notna().to_numpy() & ~calls["failed"].to_numpy()
+    # Where recording sees no end in a whole group, none is seen at its head either.
+    told = np.isin(places, np.unique(places[ended])) | np.isin(ranks, list(_ranks_from(run, DUMPS)))
+    return on_device & told & np.isin(ranks, list(_ranks_from(run, *WHOLE_QUEUES)))
+
+
+def _ranks_from(run: Run, *sources: str) -> set[int]:
+    headers = run.headers
+    told = headers["source"].map(lambda source: bool(set(sources) & set(str(source).split("+"))))
+    return set(headers[told]["rank"].tolist())
 
 
 def queues_of(run: Run, lives: Mapping[int, Life]) -> Queues:

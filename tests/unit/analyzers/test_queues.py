@@ -10,6 +10,7 @@ from distdiag.findings import Verdict
 from distdiag.importers import load
 from tests.generated import Format, write_dumps, write_logs
 from tests.generator import Fault, Job, Shape, Simulated, simulate
+from tests.logs import Logs
 
 Write = Callable[[Simulated, Path], Path]
 
@@ -102,3 +103,14 @@ def test_clocks_of_hosts_that_differ_by_seconds_change_no_verdict(tmp_path: Path
     verdict = verdict_of(job, write_dumps, tmp_path)
 
     assert (verdict.name, verdict.culprits) == ("device-stuck", (6,))
+
+
+def test_ends_that_recording_does_not_see_are_no_standstill(tmp_path: Path) -> None:
+    logs = Logs(2)
+    for rank in logs:
+        for _ in range(50):
+            rank.all_reduce(device="cuda", pending=True)
+        rank.pulses("train.py:9 evaluate", seconds=30.0)
+        rank.exit()
+
+    assert diagnose(logs.load(tmp_path)).verdict.name == "healthy"
