@@ -51,20 +51,22 @@ def corrections(calls: pd.DataFrame, clocks: Mapping[int, Clock]) -> tuple[dict[
     distinct = sorted(set(clocks.values()), key=lambda clock: (clock.host, clock.offset_ns))
     if len(distinct) < 2:
         return {}, 0
-    numbers = {rank: distinct.index(clock) for rank, clock in clocks.items()}
-    ends = _ends_by_clock(calls, numbers)
-    if ends.empty:
+    order = {clock: number for number, clock in enumerate(distinct)}
+    numbers = {rank: order[clock] for rank, clock in clocks.items()}
+    late = _lateness(calls, numbers)
+    if late.empty:
         return {}, None
-    late = ends.sub(ends.median(axis="columns"), axis="index")
-    known = late.columns[late.count() >= ENOUGH_COLLECTIVES]
-    skew = late[known].median()
-    remaining = late[known].sub(skew, axis="columns").abs().quantile(0.9).max()
+    skew = late.groupby("clock")["late"].median()
+    remaining = (late["late"] - late["clock"].map(skew)).abs().groupby(late["clock"]).quantile(0.9).max()
     added = {rank: -round(float(skew[number])) for rank, number in numbers.items() if number in skew.index}
     return added, None if pd.isna(remaining) else round(float(remaining))
 
 
-def _ends_by_clock(calls: pd.DataFrame, clocks: Mapping[int, int]) -> pd.DataFrame:
-    """Return the ends of sampled collectives, a row for each and a column per clock, as offsets that fit a float."""
+def _lateness(calls: pd.DataFrame, clocks: Mapping[int, int]) -> pd.DataFrame:
+    """Return how much later than the median clock each clock saw sampled collectives end.
+
+    Clocks that saw too few are left out.
+    """
     mask = calls["end_ns"].notna() & ~calls["failed"] & ~calls["p2p"]
     usable = calls.loc[mask, ["rank", "group_key", "seq", "end_ns"]]
     if usable.empty:
@@ -73,11 +75,15 @@ def _ends_by_clock(calls: pd.DataFrame, clocks: Mapping[int, int]) -> pd.DataFra
     ends = newest["end_ns"].to_numpy(dtype=np.int64)
     frame = pd.DataFrame(
         {
-            "group_key": newest["group_key"].to_numpy(),
+            "group": newest["group_key"].cat.codes.to_numpy(),
             "seq": newest["seq"].to_numpy(),
             "clock": newest["rank"].map(clocks).to_numpy(),
-            "end": (ends - ends.min()).astype(float),
+            "end": (ends - ends.min()).astype(float),  # offsets that a float holds exactly
         }
     )
-    table = frame.pivot_table(index=["group_key", "seq"], columns="clock", values="end", aggfunc="median")
-    return table[table.count(axis="columns") >= 2]
+    seen = frame.groupby(["group", "seq", "clock"], as_index=False)["end"].median()
+    collectives = seen.groupby(["group", "seq"])["end"]
+    shared = (collectives.transform("count") >= 2).to_numpy()
+    late = seen.assign(late=seen["end"] - collectives.transform("median")).loc[shared, ["clock", "late"]]
+    known: pd.DataFrame = late[late.groupby("clock")["late"].transform("count") >= ENOUGH_COLLECTIVES]
+    return known

@@ -13,7 +13,7 @@ from distdiag._bulk import Rows, read_bulk
 from distdiag._calls import UNKNOWN, Columns, calls_frame, signatures_of
 from distdiag._clocks import clocks_of, corrections
 from distdiag._frames import CALL_COLUMNS, TIMES, Ranked, frame_of
-from distdiag._identity import Groups, Paths, interned
+from distdiag._identity import Groups, Interned, Paths, interned
 from distdiag._records import Records, decode_lines
 from distdiag._steps import merged_steps
 from distdiag._window import Part
@@ -66,7 +66,6 @@ def read(engine: Engine, parts: Sequence[Part]) -> Content:
     with ThreadPoolExecutor(max_workers=1) as pool:
         reading = pool.submit(read_bulk, engine, parts)  # while Python decodes the rest
         records = decode_lines(parts, lines)
-        del lines
         bulk = reading.result()
     headers = _headers(records)
     clocks = clocks_of(headers, {part.rank for part in parts})
@@ -81,7 +80,7 @@ def read(engine: Engine, parts: Sequence[Part]) -> Content:
     frames |= {
         "calls": _shifted(calls, added),
         "headers": frame_of(events.Header, of_ranks, paths.id_of, offsets),
-        "groups": frames["groups"].drop_duplicates(["rank", "group", "ranks"], ignore_index=True),
+        "groups": _each_once(frames["groups"]),
         "steps": merged_steps(frames["steps"]),
     }
     return Content(
@@ -94,6 +93,13 @@ def read(engine: Engine, parts: Sequence[Part]) -> Content:
         clock_corrections_ns={rank: shift for rank, shift in sorted(added.items()) if shift},
         clock_error_ns=error,
     )
+
+
+def _each_once(groups: pd.DataFrame) -> pd.DataFrame:
+    """Return groups without those that each segment of a log repeats."""
+    members = groups["ranks"].map(Interned().number)
+    repeated = groups.assign(members=members).duplicated(["rank", "group", "members"])
+    return groups[~repeated].reset_index(drop=True)
 
 
 def _headers(records: Records) -> dict[int, events.Header]:

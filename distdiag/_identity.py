@@ -47,23 +47,40 @@ class Membership:
     """None where no record tells them."""
 
 
+class Interned:
+    """Gives equal lists of members one number; that the same list is equal to itself is seen without comparing it."""
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self._by_identity: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self._by_value: dict[tuple[int, ...], int] = {}
+
+    def number(self, members: tuple[int, ...]) -> int:
+        """Return the number of a list."""
+        known = self._by_identity.get(id(members))
+        if known is None:
+            # The list is kept, so that no other can come to have its identity.
+            known = self._by_identity[id(members)] = self._by_value.setdefault(members, len(self._by_value)), members
+        return known[0]
+
+
 class Groups:
     """The groups as each rank knows them."""
 
     def __init__(self, ranked: Iterable[Ranked]) -> None:
         """Take the group records of all ranks."""
-        shared: dict[tuple[str, tuple[int, ...]], Membership] = {}
+        shared: dict[tuple[str, int], Membership] = {}
+        interned = Interned()
         self._known: dict[tuple[int, str], Membership] = {}
-        self._of_name: dict[str, set[tuple[str, tuple[int, ...]]]] = {}
+        self._of_name: dict[str, dict[int, Membership]] = {}
         for item in ranked:
             if isinstance(item.record, events.Group):
-                name = item.record.group
-                identity = (name, item.record.members())
+                name, members = item.record.group, item.record.members()
+                identity = name, interned.number(members)
                 if identity not in shared:
-                    shared[identity] = Membership(key=group_key(*identity), members=identity[1])
+                    shared[identity] = Membership(key=group_key(name, members), members=members)
                 self._known[item.rank, name] = shared[identity]
-                self._of_name.setdefault(name, set()).add(identity)
-        self._shared = shared
+                self._of_name.setdefault(name, {})[identity[1]] = shared[identity]
 
     def of(self, rank: int, name: str) -> Membership:
         """Return the group that a rank means by a name.
@@ -72,9 +89,8 @@ class Groups:
         """
         known = self._known.get((rank, name))
         if known is None:
-            candidates = [identity for identity in self._of_name.get(name, ()) if rank in identity[1]]
-            unique = len(candidates) == 1
-            known = self._shared[candidates[0]] if unique else Membership(key=group_key(name, None), members=None)
+            candidates = [each for each in self._of_name.get(name, {}).values() if rank in (each.members or ())]
+            known = candidates[0] if len(candidates) == 1 else Membership(key=group_key(name, None), members=None)
             self._known[rank, name] = known
         return known
 

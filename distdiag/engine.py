@@ -21,6 +21,7 @@ from distdiag.errors import DistdiagError
 
 FILE = "file"
 """Column that every table has beside the record's own: position of the file in the list that was read."""
+LINES_AT_ONCE = 10_000
 MAX_LINE_BYTES = 64 << 20
 """Longest line read; DuckDB's own default of 16 MiB is shorter than a segment may be."""
 
@@ -85,21 +86,25 @@ class Engine:
             self._ibis.raw_sql(f"CREATE TEMP TABLE {name} AS {ibis.to_sql(table, dialect='duckdb')}")
         return self._ibis.sql(f"SELECT * FROM {name}", schema=table.schema())
 
-    def other_lines(self, files: Sequence[Path]) -> list[tuple[int, bytes | None]]:
-        """Return file and text of every line that is not of a bulk kind, None for a line that is no JSON."""
+    def other_lines(self, files: Sequence[Path]) -> Iterator[tuple[int, bytes | None]]:
+        """Yield file and text of every line that is not of a bulk kind, None for a line that is no JSON."""
         return self._lines(files, f"json IS NULL OR NOT ({_of_kinds(BULK)})")
 
-    def lines_of(self, files: Sequence[Path], kinds: Sequence[type[events.Event]]) -> list[tuple[int, bytes | None]]:
-        """Return file and text of every line of some kinds."""
+    def lines_of(
+        self, files: Sequence[Path], kinds: Sequence[type[events.Event]]
+    ) -> Iterator[tuple[int, bytes | None]]:
+        """Yield file and text of every line of some kinds."""
         return self._lines(files, _of_kinds(kinds))
 
-    def _lines(self, files: Sequence[Path], condition: str) -> list[tuple[int, bytes | None]]:
+    def _lines(self, files: Sequence[Path], condition: str) -> Iterator[tuple[int, bytes | None]]:
         query = (
             f"SELECT CAST(file_index AS BIGINT) AS {FILE}, encode({_LINE}) AS line "
             f"FROM read_ndjson_objects({_list(files)}, {_OPTIONS}) WHERE {condition}"
         )
-        lines = self.arrow(self._ibis.sql(query, schema=ibis.schema({FILE: "int64", "line": "binary"})))
-        return list(zip(lines[FILE].to_pylist(), lines["line"].to_pylist(), strict=True))
+        with _readable():
+            # A connection of its own: other queries run while these lines are decoded.
+            for batch in self._ibis.con.cursor().sql(query).to_arrow_reader(LINES_AT_ONCE):
+                yield from zip(batch[FILE].to_pylist(), batch["line"].to_pylist(), strict=True)
 
     def arrow(self, table: ibis.Table) -> Any:
         """Run an expression and return its rows as an Arrow table."""

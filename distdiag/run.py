@@ -1,7 +1,7 @@
 """A directory of logs as a ``Run``: frames with declared columns on one clock, and what is wrong with the data."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,13 +111,14 @@ def _quality(
     logs: Sequence[LogFile], launch: Launch, parts: Sequence[Part], content: Content, window: int | None
 ) -> Quality:
     worlds = sorted({header.world_size for header in content.headers.values() if header.world_size is not None})
+    read_ranks = frozenset(content.ranks)
     dropped = content.frames["dropped"].groupby("rank")["records"].sum()
     return Quality(
         files=len(logs),
         bytes=sum(log.used_bytes for log in logs),
-        missing_ranks=tuple(rank for rank in range(max(worlds, default=0)) if rank not in content.ranks),
+        missing_ranks=tuple(rank for rank in range(max(worlds, default=0)) if rank not in read_ranks),
         empty_files=tuple(log.path.name for log in logs if not log.used_bytes and not log.torn),
-        unreadable_files=_unreadable(logs, parts, content.ranks),
+        unreadable_files=_unreadable(logs, parts, read_ranks),
         unsupported_files=launch.unsupported,
         undecodable_lines=_by_name(content.undecodable),
         torn_files=tuple(part.log.path.name for part in parts if part.log.torn),
@@ -153,7 +154,7 @@ def _nothing_to_analyse(path: Path, logs: Sequence[LogFile], launch: Launch) -> 
     return DistdiagError(f"no readable record in {path}", "distdiag's logs hold one JSON object on each line")
 
 
-def _unreadable(logs: Sequence[LogFile], parts: Sequence[Part], ranks: Sequence[int]) -> tuple[str, ...]:
+def _unreadable(logs: Sequence[LogFile], parts: Sequence[Part], ranks: Collection[int]) -> tuple[str, ...]:
     """Return the files that hold something, but no record."""
     nothing_whole = {log.path.name for log in logs if log.torn and not log.used_bytes}
     return tuple(sorted(nothing_whole | {part.log.path.name for part in parts if part.rank not in ranks}))
