@@ -1,6 +1,7 @@
 """The journal when things happen to its process: death, signals, threads, forks."""
 
 import gc
+import itertools
 import os
 import random
 import signal
@@ -116,12 +117,10 @@ def test_append_from_within_append_neither_deadlocks_nor_interleaves(tmp_path: P
 
 def test_signals_and_garbage_collections_append_at_any_moment(tmp_path: Path) -> None:
     journal = open_journal(tmp_path, segment_bytes=2000)
-    interruptions = 0
+    numbers = itertools.count(1_000_000)  # taken in one step: garbage may be collected in any thread
 
     def interrupt() -> None:
-        nonlocal interruptions
-        interruptions += 1
-        journal.append(call_line(1_000_000 + interruptions))
+        journal.append(call_line(next(numbers)))
 
     def handler(number: int, frame: FrameType | None) -> None:
         interrupt()
@@ -143,7 +142,7 @@ def test_signals_and_garbage_collections_append_at_any_moment(tmp_path: Path) ->
         gc.set_threshold(*threshold)
     journal.close()
 
-    records = records_in(tmp_path)
+    records, interruptions = records_in(tmp_path), next(numbers) - 1_000_000
     assert interruptions > 100
     assert [line for line in records if b"xx" in line] == [call_line(call, padding=50) for call in range(5000)]
     assert len(records) == 5000 + interruptions
