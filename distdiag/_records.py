@@ -32,32 +32,47 @@ class Records:
     """Ranks of which anything could be read."""
 
 
+_REPEATED = (b'{"kind":"path"', b'{"kind":"signature"')
+"""Beginnings of lines that may be the same on thousands of ranks: what they say is then one record."""
+MOST_SHARED = 50_000
+
+
 def decode_lines(parts: Sequence[Part], lines: Iterable[tuple[int, bytes | None]]) -> Records:
     """Sort lines by kind; a line is None where the engine found no JSON."""
     records = Records(by_kind={kind: [] for kind in events.EVENTS}, undecodable=Counter(), unknown_kinds=Counter())
     unreadable: Counter[int] = Counter()
+    shared: dict[bytes, events.Event] = {}
     for file, line in lines:
         if line is None:
             unreadable[file] += 1
         else:
-            _take(records, parts[file], line)
+            _take(records, parts[file], line, shared)
     for file, count in unreadable.items():
         # NULs or a torn line at the end of a file are one line to the engine, and normal.
         records.undecodable[parts[file].log.path.name] += count - parts[file].damaged_end
     return records
 
 
-def _take(records: Records, part: Part, line: bytes) -> None:
-    try:
-        record = events.decode(line)
-        if isinstance(record, events.Group):
-            record.ranks = record.members()  # thousands of ranks name the same thousands of members
-    except (msgspec.DecodeError, ValueError):
-        _note_unfit(records, part, line)
-        return
+def _take(records: Records, part: Part, line: bytes, shared: dict[bytes, events.Event]) -> None:
+    record = shared.get(line)
+    if record is None:
+        try:
+            record = _decoded(line)
+        except (msgspec.DecodeError, ValueError):
+            _note_unfit(records, part, line)
+            return
+        if line.startswith(_REPEATED) and len(shared) < MOST_SHARED:
+            shared[line] = record
     records.ranks.add(part.rank)
     if not isinstance(record, events.Call | events.Done):  # in an unusual order of fields; the engine has read them
         records.by_kind[type(record)].append(Ranked(rank=part.rank, record=record))
+
+
+def _decoded(line: bytes) -> events.Event:
+    record = events.decode(line)
+    if isinstance(record, events.Group):
+        record.ranks = record.members()  # thousands of ranks name the same thousands of members
+    return record
 
 
 def _note_unfit(records: Records, part: Part, line: bytes) -> None:
