@@ -87,12 +87,12 @@ def diagnose(run: Run) -> Report:
     """Return one verdict for a run, everything that was found, and what the report's tables need."""
     findings = by_gravity(finding for analyzer in ANALYZERS for finding in analyzer.analyze(run))
     verdict = verdict_of(run, findings)
-    measured = performance(run, whole=verdict.name == "healthy")
+    measured, places = performance(run, whole=verdict.name == "healthy"), positions(run)
     return Report(
         verdict=verdict,
         findings=findings,
-        positions=positions(run),
-        triage=triage(run, verdict, measured),
+        positions=places,
+        triage=triage(run, verdict, measured, places),
         performance=measured,
         data_quality=run.quality.as_dict(),
         stacks=stacks_of(run),

@@ -33,14 +33,19 @@ ORDERED = ("rank", "group_key", "group", "members", "seq", "agree", "start_ns", 
 """What of a call the comparison of orders looks at."""
 
 
-def triage(run: Run, verdict: Verdict, measured: Mapping[str, Any] | None = None) -> dict[str, str]:
+def triage(
+    run: Run,
+    verdict: Verdict,
+    measured: Mapping[str, Any] | None = None,
+    places: Sequence[Position] | None = None,
+) -> dict[str, str]:
     """Return question and answer, in the order in which they are asked.
 
-    ``measured`` is what ``performance`` returned, for callers that have it already.
+    ``measured`` and ``places`` are what ``performance`` and ``positions`` returned, for callers that have it already.
     """
     measured = performance(run) if measured is None else measured
     return {
-        POSITION: _positions(positions(run)),
+        POSITION: _positions(positions(run) if places is None else places),
         EARLIER: _earlier(run),
         SMALLER: _smaller(run, verdict),
         ORDER: _order(run, verdict),
