@@ -6,6 +6,7 @@ and for those whose devices are still at an earlier one. A head that the peers h
 for nobody: without that rank's device they could not have; it stopped in the middle.
 """
 
+import weakref
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -70,8 +71,18 @@ class Queues:
     """Both halves of messages at which devices are, where they are not of one size."""
 
 
+_masks: weakref.WeakKeyDictionary[Run, npt.NDArray[np.bool_]] = weakref.WeakKeyDictionary()
+
+
 def is_queued(run: Run) -> npt.NDArray[np.bool_]:
     """Return which calls run on a device and leave their thread free, as far as their ends are told at all."""
+    known = _masks.get(run)
+    if known is None:
+        known = _masks[run] = _queued(run)
+    return known
+
+
+def _queued(run: Run) -> npt.NDArray[np.bool_]:
     calls = run.calls
     on_device = np.asarray((calls["device"] != HOST) & ~calls["captured"])
     if not on_device.any():
