@@ -81,6 +81,7 @@ def _reasons(run: Run) -> Iterator[str]:
         yield f"without a rank: {_listed(quality.nameless_files)}"
     if quality.other_runs:
         yield f"of other launches: {_listed(quality.other_runs)}"
+    yield from quality.notes[:MOST_FILES]
 
 
 def _listed(names: Sequence[str]) -> str:

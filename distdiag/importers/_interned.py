@@ -10,6 +10,8 @@ from distdiag.importers._dumps import Entry
 from distdiag.importers._operations import Tensors, tensors, writable
 from distdiag.importers._pickles import RefusedError
 
+MAX_MISSES = 32
+"""A dump of another writer repeats frames without sharing them: looking for shared ones is then in vain."""
 MAX_FRAMES = 64
 """Innermost frames of a call that are read."""
 MAX_SIZE_BYTES = 64 << 20
@@ -47,6 +49,7 @@ class Sites:
     def __init__(self) -> None:
         self._paths: dict[tuple[str, ...], int] = {(): 0}
         self._by_identity: dict[tuple[int, ...], int] = {}
+        self._hits = self._misses = 0
         self._by_content: dict[bytes, int] = {}
         self._budget = MAX_SITE_BYTES
 
@@ -55,11 +58,16 @@ class Sites:
         if not isinstance(frames, list | tuple) or not frames:
             return 0
         kept = frames[:MAX_FRAMES]
+        if self._misses > MAX_MISSES and not self._hits:
+            return self._read(kept)
         # PyTorch writes a frame once however often it repeats, so the same objects are the same frames.
         identity = tuple(map(id, kept))
         number = self._by_identity.get(identity)
         if number is None:
+            self._misses += 1
             number = self._by_identity[identity] = self._read(kept)
+        else:
+            self._hits += 1
         return number
 
     def records(self) -> Iterator[events.Path]:
