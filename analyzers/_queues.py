@@ -15,12 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from distdiag.analyzers._channels import Message, Messages
-from distdiag.analyzers._lives import Life
+from distdiag.analyzers._lives import End, Life
 from distdiag.analyzers._progress import Progress, place_codes
 from distdiag.analyzers._rows import records, whole
 from distdiag.analyzers._waitfor import Wait, WaitKind
 from distdiag.run import Run
 
+GONE = (End.ORDERLY, End.HARD_EXIT)
+DEVICE = "device"
+"""Clock of an end that the device told."""
 HOST = "cpu"
 """Operations on it hold the thread that issued them."""
 DUMPS = "flight-recorder"
@@ -90,8 +93,9 @@ def _queued(run: Run) -> npt.NDArray[np.bool_]:
     ranks = calls["rank"].to_numpy()
     places = place_codes(calls)
     ended = on_device & calls["end_ns"].notna().to_numpy() & ~calls["failed"].to_numpy()
-    # Where recording sees no end in a whole group, none is seen at its head either.
-    told = np.isin(places, np.unique(places[ended])) | np.isin(ranks, list(_ranks_from(run, DUMPS)))
+    # Where recording sees no end in a whole group, none is seen at its head either, unless the device tells of ends.
+    seeing = _ranks_from(run, DUMPS) | set(np.unique(ranks[ended & (calls["clock"] == DEVICE).to_numpy()]).tolist())
+    told = np.isin(places, np.unique(places[ended])) | np.isin(ranks, list(seeing))
     return on_device & told & np.isin(ranks, list(_ranks_from(run, *WHOLE_QUEUES)))
 
 
@@ -106,6 +110,9 @@ def queues_of(run: Run, lives: Mapping[int, Life]) -> Queues:
     queued = is_queued(run)
     progress = Progress(run, queued)
     unfinished = progress.unfinished()
+    # A process that has ended waits for nobody, whatever it left behind in its queues.
+    gone = [rank for rank, life in lives.items() if life.end in GONE and life.failed_ns is None]
+    unfinished = unfinished[~unfinished["rank"].isin(gone)]
     if unfinished.empty:
         return Queues(heads={}, halted=(), waits=())
     first = unfinished.sort_values("call", kind="stable").drop_duplicates("rank")

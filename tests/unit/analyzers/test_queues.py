@@ -114,3 +114,13 @@ def test_ends_that_recording_does_not_see_are_no_standstill(tmp_path: Path) -> N
         rank.exit()
 
     assert diagnose(logs.load(tmp_path)).verdict.name == "healthy"
+
+
+def test_what_a_process_left_in_flight_when_it_ended_is_no_standstill(tmp_path: Path) -> None:
+    logs = Logs(2)
+    for rank in logs:
+        rank.done(rank.all_reduce(device="cuda", pending=True), clock="device")
+        rank.all_reduce(device="cuda", pending=True)
+        rank.sleep(30.0).exit()
+
+    assert diagnose(logs.load(tmp_path)).verdict.name == "healthy"
