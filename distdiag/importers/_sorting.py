@@ -54,8 +54,8 @@ def sorted_files(path: Path, importers: Sequence[Importer]) -> Sorted:
         own=own,
         foreign={importer: tuple(found[importer]) for importer in importers if importer in found},
         notes=(
-            *_note("may not be read", closed),
-            *_note("are of no kind that is known", unknown),
+            *_note(closed, "may not be read"),
+            *_note(unknown, "of no kind that is known"),
         ),
     )
 
@@ -94,8 +94,8 @@ def _importer_of(file: Path, importers: Sequence[Importer]) -> Importer | None:
     return next((importer for importer in importers if head and importer.recognises(file, head)), None)
 
 
-def _note(what: str, names: Sequence[str]) -> tuple[str, ...]:
+def _note(names: Sequence[str], what: str) -> tuple[str, ...]:
     if not names:
         return ()
     shown = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
-    return (f"{len(names)} files {what}: {shown}" if len(names) > 1 else f"{names[0]}: 1 file {what}",)
+    return (f"{len(names)} {'file' if len(names) == 1 else 'files'} {what}: {shown}",)
