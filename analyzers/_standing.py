@@ -9,7 +9,9 @@ from distdiag.analyzers._issued import called, in_group
 from distdiag.analyzers._lives import CONNECTION
 from distdiag.analyzers._naming import Name
 from distdiag.analyzers._scene import Scene
+from distdiag.analyzers._sizes import EXCHANGES
 from distdiag.analyzers._slips import slipped
+from distdiag.analyzers._sources import recorded
 from distdiag.analyzers._waitfor import Standstill, Wait, WaitKind, standstill
 from distdiag.analyzers._wording import named, verb
 from distdiag.events import NUMBER_UNKNOWN
@@ -168,8 +170,30 @@ def _all_in(scene: Scene, wait: Wait) -> Incident:
         Together(wait=wait),
         step=next((call.step for call in scene.calls_in(wait).values()), None),
         sites=scene.sites_of([wait]),
-        evidence=("all members issued it with equal arguments, and no rank waits for one that did not come",),
+        evidence=(
+            "all members issued it with equal arguments, and no rank waits for one that did not come",
+            *_not_begun(scene, wait),
+            *_splits_untold(scene, wait),
+        ),
     )
+
+
+def _not_begun(scene: Scene, wait: Wait) -> Iterator[str]:
+    """Yield whose devices had begun an operation and whose had not, where their backends tell."""
+    statuses = scene.run.statuses
+    told = statuses[statuses["last_started"].notna() & statuses["rank"].isin(wait.waiters)]
+    told = told[told["group"] == wait.group.partition("[")[0]]
+    begun = set(told[told["last_started"] >= wait.number]["rank"])
+    others = set(told["rank"]) - begun
+    if begun and others and wait.kind is WaitKind.COLLECTIVE:
+        yield f"the devices of {named(begun)} had begun it, those of {named(others)} had not"
+
+
+def _splits_untold(scene: Scene, wait: Wait) -> Iterator[str]:
+    rows = scene.rows_of(wait)
+    untold = rows["op"].isin(EXCHANGES) & (rows["input_splits"].map(len) == 0)
+    if untold.any() and not rows["rank"].isin(recorded(scene.run)).any():
+        yield "how much goes from whom to whom is not told here: splits that do not fit would look the same"
 
 
 def _raced(scene: Scene, wait: Wait) -> bool:

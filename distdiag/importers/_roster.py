@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from distdiag import events
 from distdiag.importers._dumps import Progress
 from distdiag.importers._operations import OPEN_ENDED, device_of, digest
-from distdiag.importers._transcript import MILLISECOND_NS, Drafted, GroupFacts, Transcript, joined, timed_out
+from distdiag.importers._transcript import Drafted, GroupFacts, Transcript, joined, timed_out
 
 DEFAULT_NAME = "0"
 DEFAULT_DESCRIPTION = "default_pg"
@@ -203,6 +203,3 @@ def _in_order(progress: Mapping[int, Progress], configs: Mapping[str, object]) -
     if len(progress) != len(configs) or not all(name.isdigit() for name in configs):
         return {}
     return dict(zip(sorted(progress), sorted(configs, key=int), strict=True))
-
-
-__all__ = ["MILLISECOND_NS", "Roster"]

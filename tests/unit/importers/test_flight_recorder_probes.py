@@ -148,6 +148,27 @@ def test_all_in_one_operation_that_does_not_end_is_a_finding(tmp_path: Path) -> 
     assert (verdict.name, verdict.culprits, verdict.seq) == ("transport-stuck", (), 6)
 
 
+def test_what_the_devices_had_begun_is_shown_and_accuses_nobody(tmp_path: Path) -> None:
+    dumps = trained()
+    for rank in dumps.ranks:
+        dumps.add(rank, "all_reduce", state="scheduled" if rank == 2 else "started")
+
+    verdict = dumps.diagnosed(tmp_path).verdict
+
+    assert (verdict.name, verdict.culprits) == ("transport-stuck", ())
+    assert any("ranks 0-1,3 had begun it, those of rank 2 had not" in line for line in verdict.evidence)
+
+
+def test_splits_that_no_dump_tells_are_said_to_be_unknown(tmp_path: Path) -> None:
+    dumps = trained(2)
+    dumps.everywhere("all_to_all", ((4,),), ((4,),), state="started")
+
+    verdict = dumps.diagnosed(tmp_path).verdict
+
+    assert verdict.name == "transport-stuck"
+    assert any("splits" in line for line in verdict.evidence)
+
+
 def test_ranks_of_several_schemas_are_compared(tmp_path: Path) -> None:
     dumps = trained()
     dumps.versions[1] = "2.9"
