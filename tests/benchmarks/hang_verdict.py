@@ -92,6 +92,7 @@ CASES = {
         upstream=True,
     ),
 }
+USUAL = ("logs", "dumps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,16 +133,18 @@ def generated(case: Case, directory: Path) -> tuple[int, int]:
 def main() -> None:
     """Print a table of what each case took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", default=["logs", "dumps"], choices=[*CASES], help="default: logs dumps")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; default: {' '.join(USUAL)}")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--keep", type=Path, help="directory for the generated jobs")
     options = parser.parse_args()
+    if unknown := set(options.cases) - CASES.keys():
+        parser.error(f"no such case: {', '.join(sorted(unknown))}")
     root = options.keep or Path(tempfile.mkdtemp(prefix="distdiag-benchmark-"))
     sys.stdout.write(
         f"{'case':40} {'elapsed':>8} {'cpu':>7} {'memory':>8} {'allowed':>13} {'upstream':>9} {'cpu':>7} {'ratio':>6}\n"
     )
     try:
-        for name in options.cases:
+        for name in options.cases or USUAL:
             _report(CASES[name], root / name, options.runs)
     finally:
         if options.keep is None:
