@@ -35,11 +35,11 @@ from distdiag.analyzers import (
     transport_stuck,
     uneven_batches,
 )
-from distdiag.analyzers._performance import performance
-from distdiag.analyzers._positions import positions
-from distdiag.analyzers._stacks import stacks_of
-from distdiag.analyzers._triage import triage
-from distdiag.analyzers._verdict import by_gravity, verdict_of
+from distdiag.analyzers.summary.performance import performance
+from distdiag.analyzers.summary.positions import positions
+from distdiag.analyzers.summary.stacks import stacks_of
+from distdiag.analyzers.summary.triage import triage
+from distdiag.analyzers.summary.verdict import by_gravity, verdict_of
 from distdiag.findings import Finding, Report
 from distdiag.run import Run
 

@@ -18,10 +18,10 @@ What to do
 
 from collections.abc import Iterator
 
-from distdiag.analyzers._incident import Halts, Incident
-from distdiag.analyzers._investigation import investigate
-from distdiag.analyzers._telling import at
 from distdiag.analyzers._wording import counted, named, verb
+from distdiag.analyzers.investigation import investigate
+from distdiag.analyzers.investigation.incident import Halts, Incident
+from distdiag.analyzers.investigation.telling import at
 from distdiag.findings import Finding
 from distdiag.run import Run
 

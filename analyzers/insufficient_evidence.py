@@ -15,10 +15,10 @@ What to do
 
 from collections.abc import Iterator
 
-from distdiag.analyzers._incident import Absence, Incident, Unexplained
-from distdiag.analyzers._investigation import investigate
-from distdiag.analyzers._positions import newest_by_rank
 from distdiag.analyzers._wording import counted, named, seconds, verb
+from distdiag.analyzers.investigation import investigate
+from distdiag.analyzers.investigation.incident import Absence, Incident, Unexplained
+from distdiag.analyzers.summary.positions import newest_by_rank
 from distdiag.findings import Confidence, Finding, Severity
 from distdiag.run import Run
 

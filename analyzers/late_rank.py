@@ -16,11 +16,11 @@ What to do
 
 from collections.abc import Iterator
 
-from distdiag.analyzers._incident import Absence, Incident
-from distdiag.analyzers._investigation import investigate
-from distdiag.analyzers._paths import short
-from distdiag.analyzers._telling import waiting
 from distdiag.analyzers._wording import named, seconds
+from distdiag.analyzers.investigation import investigate
+from distdiag.analyzers.investigation.incident import Absence, Incident
+from distdiag.analyzers.investigation.paths import short
+from distdiag.analyzers.investigation.telling import waiting
 from distdiag.findings import Finding
 from distdiag.run import Run
 

@@ -15,9 +15,9 @@ What to do
 
 from collections.abc import Iterator
 
-from distdiag.analyzers._incident import Circle, Incident
-from distdiag.analyzers._investigation import investigate
 from distdiag.analyzers._wording import named
+from distdiag.analyzers.investigation import investigate
+from distdiag.analyzers.investigation.incident import Circle, Incident
 from distdiag.findings import Finding
 from distdiag.run import Run
 

@@ -14,9 +14,9 @@ What to do
 
 from collections.abc import Iterator
 
-from distdiag.analyzers._incident import Incident
-from distdiag.analyzers._investigation import investigate
 from distdiag.analyzers._wording import named, verb
+from distdiag.analyzers.investigation import investigate
+from distdiag.analyzers.investigation.incident import Incident
 from distdiag.findings import Finding
 from distdiag.run import Run
 

@@ -14,10 +14,10 @@ What to do
 
 from collections.abc import Iterator
 
-from distdiag.analyzers._incident import Disagreement, Incident
-from distdiag.analyzers._investigation import investigate
-from distdiag.analyzers._telling import both_sides
 from distdiag.analyzers._wording import named
+from distdiag.analyzers.investigation import investigate
+from distdiag.analyzers.investigation.incident import Disagreement, Incident
+from distdiag.analyzers.investigation.telling import both_sides
 from distdiag.findings import Finding
 from distdiag.run import Run
 

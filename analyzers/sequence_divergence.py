@@ -17,13 +17,13 @@ What to do
 
 from collections.abc import Iterator
 
-from distdiag.analyzers._align import Kind
-from distdiag.analyzers._incident import Disagreement, Incident, Slip, Surplus
-from distdiag.analyzers._investigation import investigate
-from distdiag.analyzers._issued import group_words
-from distdiag.analyzers._paths import short
-from distdiag.analyzers._telling import aftermath, at, both_sides, side, surplus
 from distdiag.analyzers._wording import counted, named, verb
+from distdiag.analyzers.investigation import investigate
+from distdiag.analyzers.investigation.align import Kind
+from distdiag.analyzers.investigation.incident import Disagreement, Incident, Slip, Surplus
+from distdiag.analyzers.investigation.issued import group_words
+from distdiag.analyzers.investigation.paths import short
+from distdiag.analyzers.investigation.telling import aftermath, at, both_sides, side, surplus
 from distdiag.findings import Finding
 from distdiag.run import Run
 

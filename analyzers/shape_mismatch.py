@@ -15,14 +15,14 @@ What to do
 
 from collections.abc import Iterator
 
-from distdiag.analyzers._incident import Disagreement, Incident
-from distdiag.analyzers._investigation import investigate
-from distdiag.analyzers._issued import dims
-from distdiag.analyzers._sizes import SizeMismatch
-from distdiag.analyzers._splits import SplitMismatch
-from distdiag.analyzers._telling import both_sides
-from distdiag.analyzers._told import ToldSizes
 from distdiag.analyzers._wording import counted, named
+from distdiag.analyzers.investigation import investigate
+from distdiag.analyzers.investigation.incident import Disagreement, Incident
+from distdiag.analyzers.investigation.issued import dims
+from distdiag.analyzers.investigation.sizes import SizeMismatch
+from distdiag.analyzers.investigation.splits import SplitMismatch
+from distdiag.analyzers.investigation.telling import both_sides
+from distdiag.analyzers.investigation.told import ToldSizes
 from distdiag.findings import Finding
 from distdiag.run import Run
 

@@ -14,11 +14,11 @@ What to do
 
 from collections.abc import Iterator
 
-from distdiag.analyzers._incident import Disagreement, Incident
-from distdiag.analyzers._investigation import investigate
-from distdiag.analyzers._paths import short
-from distdiag.analyzers._telling import aftermath, both_sides
 from distdiag.analyzers._wording import named
+from distdiag.analyzers.investigation import investigate
+from distdiag.analyzers.investigation.incident import Disagreement, Incident
+from distdiag.analyzers.investigation.paths import short
+from distdiag.analyzers.investigation.telling import aftermath, both_sides
 from distdiag.findings import Finding
 from distdiag.run import Run
 

@@ -14,9 +14,9 @@ What to do
 
 from collections.abc import Iterator
 
-from distdiag.analyzers._incident import Incident
-from distdiag.analyzers._investigation import investigate
-from distdiag.analyzers._splits import SplitMismatch
+from distdiag.analyzers.investigation import investigate
+from distdiag.analyzers.investigation.incident import Incident
+from distdiag.analyzers.investigation.splits import SplitMismatch
 from distdiag.findings import Finding
 from distdiag.run import Run
 

@@ -16,13 +16,13 @@ MAX_SITES = 20_000
 SKIPPED_PACKAGES = ("torch", "typing_extensions")
 OWN_FILES = (
     "hooks",
+    "journal",
     "__init__.py",
     "__main__.py",
     "callsites.py",
     "commands/_program.py",
     "commands/run.py",
     "errors.py",
-    "journal.py",
     "recorder.py",
 )
 

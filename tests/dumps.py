@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from distdiag.analyzers import diagnose
-from distdiag.analyzers._incident import Incident
-from distdiag.analyzers._investigation import investigate
+from distdiag.analyzers.investigation import investigate
+from distdiag.analyzers.investigation.incident import Incident
 from distdiag.findings import Report
 from distdiag.importers import load
 

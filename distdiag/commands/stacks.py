@@ -39,7 +39,7 @@ def command(logs: Path | None, pids: tuple[int, ...], local: bool, native: bool,
 
 
 def _recorded(logs: Path) -> Sequence[StackBranch]:
-    from distdiag.analyzers._stacks import stacks_of  # pandas and duckdb: not for --help
+    from distdiag.analyzers.summary.stacks import stacks_of  # pandas and duckdb: not for --help
     from distdiag.importers import load
 
     branches = stacks_of(load(logs))
@@ -53,7 +53,7 @@ def _recorded(logs: Path) -> Sequence[StackBranch]:
 
 def _live(pids: Sequence[int], *, native: bool) -> Mapping[str, Sequence[StackBranch]]:
     """Return the stacks of living processes, by the launch that they belong to."""
-    from distdiag.analyzers._stacks import Sample, merged
+    from distdiag.analyzers.summary.stacks import Sample, merged
     from distdiag.commands import _processes
 
     looked = _processes.look(_processes.chosen(pids) if pids else _processes.ranks_here(), native=native)

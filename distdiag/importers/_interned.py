@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from distdiag import events
-from distdiag._crashes import user_frames
 from distdiag.importers._dumps import Entry
 from distdiag.importers._operations import Tensors, tensors, writable
 from distdiag.importers._pickles import RefusedError
+from distdiag.run.crashes import user_frames
 
 MAX_MISSES = 32
 """A dump of another writer repeats frames without sharing them: looking for shared ones is then in vain."""

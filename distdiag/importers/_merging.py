@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from distdiag import events
-from distdiag._frames import TIMES
-from distdiag._launch import processes_of
-from distdiag._logfiles import LogFile, discover
-from distdiag._segments import file_name, log_name, read_lines
 from distdiag.importers._contract import Imported
+from distdiag.journal.segments import file_name, log_name, read_lines
+from distdiag.run.frames import TIMES
+from distdiag.run.launch import processes_of
+from distdiag.run.logfiles import LogFile, discover
 
 FACTS = (events.Path, events.Fault, events.Stack, events.Status, events.Memory)
 """Kinds that a second source may add to what a first one tells of a rank."""

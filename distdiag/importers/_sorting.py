@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from distdiag._segments import segments_of
 from distdiag.importers._contract import Importer
+from distdiag.journal.segments import segments_of
 
 HEAD_BYTES = 64 << 10
 """What an importer sees of a file to recognise it."""

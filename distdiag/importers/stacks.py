@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from distdiag import events
-from distdiag._stackframes import UNKNOWN, activity_in, creation_in, operation_in, user_part
 from distdiag.importers._contract import Imported
 from distdiag.importers._text.dumps import MAIN, Dump, from_json, from_text
 from distdiag.importers._text.filenames import MAX_RANK, attempt_of, ranks_of
@@ -18,6 +17,7 @@ from distdiag.importers._text.lines import raw_lines
 from distdiag.importers._text.normalise import clean
 from distdiag.importers._text.records import RankRecords
 from distdiag.importers._text.tales import Act
+from distdiag.stackframes import UNKNOWN, activity_in, creation_in, operation_in, user_part
 
 NAME = "stacks"
 RUN = "imported"

@@ -285,7 +285,7 @@ def test_unreadable_permissions_are_an_error(tmp_path: Path, monkeypatch: pytest
     def denied(_: Path) -> None:
         raise PermissionError(13, "Permission denied", str(tmp_path))
 
-    monkeypatch.setattr("distdiag._logfiles.segments_of", denied)  # root may read everything
+    monkeypatch.setattr("distdiag.run.logfiles.segments_of", denied)  # root may read everything
 
     assert "Permission denied" in refused(tmp_path).message
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from distdiag._crashes import crashes_in, user_frames
+from distdiag.run.crashes import crashes_in, user_frames
 from tests.logs import Logs
 
 PROGRAM = """

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from distdiag import _shipping, journal
-from distdiag.journal import Journal, is_network_filesystem, segments_of
+from distdiag import journal
+from distdiag.journal import Journal, is_network_filesystem, segments_of, shipping
 from tests.journals import call_line, header_line, lines_in, open_journal, records_in, step_line
 
 MOUNTS = r"""
@@ -29,7 +29,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "target"
     (tmp_path / "node").mkdir()
     monkeypatch.setattr(journal, "is_network_filesystem", directory.__eq__)
-    monkeypatch.setattr(_shipping, "is_network_filesystem", lambda path: False)
+    monkeypatch.setattr(shipping, "is_network_filesystem", lambda path: False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "node"))
     return directory
 
@@ -68,7 +68,7 @@ def test_network_file_systems_are_told_by_the_longest_mount(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: str, expected: bool
 ) -> None:
     (tmp_path / "mountinfo").write_text(MOUNTS.lstrip())
-    monkeypatch.setattr(_shipping, "MOUNTS", tmp_path / "mountinfo")
+    monkeypatch.setattr(shipping, "MOUNTS", tmp_path / "mountinfo")
     monkeypatch.setattr("os.path.realpath", str)
 
     assert is_network_filesystem(Path(directory)) is expected
@@ -157,15 +157,15 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> "list[threading.Event]":
         answered.wait(20)
         raise OSError("stale")
 
-    monkeypatch.setattr(_shipping, "reserve", hang)
-    monkeypatch.setattr(_shipping, "attempts_in", hang)
+    monkeypatch.setattr(shipping, "reserve", hang)
+    monkeypatch.setattr(shipping, "attempts_in", hang)
     return [answered]
 
 
 def test_hanging_target_holds_up_neither_append_nor_close(
     target: Path, hanging: "list[threading.Event]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_shipping, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(shipping, "PATIENCE_SECONDS", 0.3)
     log = open_journal(target, segment_bytes=1000)
     longest = 0.0
 

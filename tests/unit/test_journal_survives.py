@@ -17,8 +17,8 @@ from types import FrameType
 
 import pytest
 
-from distdiag._segments import Segment
 from distdiag.journal import Journal
+from distdiag.journal.segments import Segment
 from tests.journals import call_line, header_line, open_journal, records_in
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from distdiag._logfiles import LogFile, discover, last_lines
+from distdiag.run.logfiles import LogFile, discover, last_lines
 
 LINE = b'{"kind":"pulse","time_ns":1,"step":0}\n'
 

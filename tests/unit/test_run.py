@@ -281,9 +281,9 @@ def test_a_rank_that_only_a_header_tells_is_known(tmp_path: Path) -> None:
 
 
 def test_long_logs_are_read_from_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distdiag._window.LEAST_BYTES", 8 << 10)
-    monkeypatch.setattr("distdiag._window.HEAD_BYTES", 1 << 10)
-    monkeypatch.setattr("distdiag._window.WHOLE_BYTES", 16 << 10)
+    monkeypatch.setattr("distdiag.run.window.LEAST_BYTES", 8 << 10)
+    monkeypatch.setattr("distdiag.run.window.HEAD_BYTES", 1 << 10)
+    monkeypatch.setattr("distdiag.run.window.WHOLE_BYTES", 16 << 10)
     logs = Logs(world_size=2)
     for rank in logs:
         for number in range(300):

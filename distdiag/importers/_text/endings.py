@@ -4,13 +4,13 @@ import re
 from collections.abc import Sequence
 
 from distdiag import events
-from distdiag._stackframes import user_part
 from distdiag.importers._text.dumps import FAULTHANDLER, MAIN
 from distdiag.importers._text.facts import Ended, Frozen, Raised, Remark, Role, Stacked, Torn
 from distdiag.importers._text.launchers import SIGTERM
 from distdiag.importers._text.owners import Told
 from distdiag.importers._text.tales import Job
 from distdiag.importers._text.times import SECOND_NS
+from distdiag.stackframes import user_part
 
 WENT_ON_NS = 600 * SECOND_NS
 """Peers that begin to wait only so long after an exception had been served by its rank until then: it was handled."""

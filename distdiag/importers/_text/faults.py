@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterable
 
-from distdiag._crashes import SIGNALS
 from distdiag.importers._text.dumps import BEGINS_FAULT_THREAD, from_text
 from distdiag.importers._text.facts import Role, Stacked, What
 from distdiag.importers._text.kinds import BlockFamily
 from distdiag.importers._text.normalise import Line
+from distdiag.run.crashes import SIGNALS
 
 MAX_LINES = 20_000
 _FATAL = re.compile(r"Fatal Python error: (?P<reason>[^\n]+)")

@@ -5,8 +5,8 @@ import zlib
 from collections.abc import Sequence
 
 from distdiag import events
-from distdiag._stackframes import user_part
 from distdiag.importers._text.tales import Act
+from distdiag.stackframes import user_part
 
 AGREES_ON_ROOT = frozenset({"broadcast", "reduce", "gather", "scatter"})
 LAST_NUMBER = 1 << 40

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from distdiag import events
-from distdiag._stackframes import UNKNOWN
 from distdiag.importers._text.groups import GroupBook
 from distdiag.importers._text.names import is_point_to_point
 from distdiag.importers._text.owners import Told
+from distdiag.stackframes import UNKNOWN
 
 MILLISECOND_NS = 1_000_000
 LONGEST_MS = 365 * 24 * 3600 * 1000

@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterator
 
 from distdiag import events
-from distdiag._stackframes import BACKWARD, UNKNOWN, creation_in, operation_in
 from distdiag.events import GROUP_UNKNOWN
 from distdiag.importers._text.facts import CallSite, CommunicatorRank, Issued, Progress, Raised, Role, Waited
 from distdiag.importers._text.names import DEFAULT_GROUP, is_point_to_point
 from distdiag.importers._text.tales import Act, Job, Tale, earlier
+from distdiag.stackframes import BACKWARD, UNKNOWN, creation_in, operation_in
 
 _LIMIT = re.compile(r"(?:waiting|after|in) (\d+) ?ms")
 

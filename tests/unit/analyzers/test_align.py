@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distdiag.analyzers._align import Departure, Kind, Stream, Token, align, departure
+from distdiag.analyzers.investigation.align import Departure, Kind, Stream, Token, align, departure
 
 LINES = st.sampled_from("abcd")
 

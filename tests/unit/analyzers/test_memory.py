@@ -2,7 +2,7 @@
 
 import pytest
 
-from distdiag.analyzers._memory import fragmentation
+from distdiag.analyzers.investigation.memory import fragmentation
 
 MESSAGE = "Tried to allocate {asked}. … {unused} is reserved by PyTorch but unallocated."
 

@@ -1,6 +1,6 @@
 """Fork lines of call sites."""
 
-from distdiag.analyzers._paths import fork_line, own_line, short
+from distdiag.analyzers.investigation.paths import fork_line, own_line, short
 
 MAIN = "train.py:9 main"
 WRAPPER = "/code/comm.py:3 all_reduce"

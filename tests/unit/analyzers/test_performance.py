@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from distdiag import events
-from distdiag.analyzers._performance import performance
+from distdiag.analyzers.summary.performance import performance
 from distdiag.run import Run
 from tests.logs import Logs
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from distdiag import events
-from distdiag.analyzers._positions import positions
+from distdiag.analyzers.summary.positions import positions
 from tests.logs import Logs
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distdiag import events
-from distdiag.analyzers._stacks import MOST_FOREIGN, Sample, merged, stacks_of
+from distdiag.analyzers.summary.stacks import MOST_FOREIGN, Sample, merged, stacks_of
 from distdiag.findings import StackBranch
 from tests.logs import Logs
 

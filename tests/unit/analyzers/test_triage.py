@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from distdiag import events
-from distdiag.analyzers import _triage
-from distdiag.analyzers._triage import triage
+from distdiag.analyzers.summary.triage import EARLIER, ORDER, PACE, POSITION, SHARES, SMALLER, triage
 from distdiag.findings import Verdict
 from distdiag.run import Run
 from tests.logs import Logs
@@ -29,12 +28,12 @@ def test_the_questions_stand_in_the_order_in_which_they_are_asked(tmp_path: Path
     answers = triage(trained().load(tmp_path), HEALTHY)
 
     assert list(answers) == [
-        _triage.POSITION,
-        _triage.EARLIER,
-        _triage.SMALLER,
-        _triage.ORDER,
-        _triage.SHARES,
-        _triage.PACE,
+        POSITION,
+        EARLIER,
+        SMALLER,
+        ORDER,
+        SHARES,
+        PACE,
     ]
 
 
@@ -42,7 +41,7 @@ def test_ranks_at_one_place_are_said_once(tmp_path: Path) -> None:
     logs = trained()
     logs[1].all_reduce("train.py:11 step")
 
-    said = answer(logs.load(tmp_path), _triage.POSITION)
+    said = answer(logs.load(tmp_path), POSITION)
 
     assert said == (
         "ranks 0,2: step 3, completed all_reduce 4, train.py:10; rank 1: step 4, completed all_reduce 5, train.py:11"
@@ -55,7 +54,7 @@ def test_an_out_of_memory_error_is_found_before_the_timeouts_it_causes(tmp_path:
     for rank in logs.only(0, 1):
         rank.sleep(600).fault("builtins.RuntimeError", "Timed out waiting 600000ms", "train.py:10 step")
 
-    said = answer(logs.load(tmp_path), _triage.EARLIER)
+    said = answer(logs.load(tmp_path), EARLIER)
 
     assert said.startswith("rank 2 ran out of memory in step 4 at train.py:30, 600 s before the last record")
     assert "Timed out" not in said
@@ -67,23 +66,23 @@ def test_a_loss_that_is_not_finite_is_told_with_its_first_rank(tmp_path: Path) -
         rank.end_step(facts={"loss": "nan" if rank.rank == 1 else 2.5})
         rank.end_step(facts={"loss": "nan"})
 
-    said = answer(logs.load(tmp_path), _triage.EARLIER)
+    said = answer(logs.load(tmp_path), EARLIER)
 
     assert "loss was first not finite on rank 1 in step 4" in said
 
 
 def test_without_losses_nothing_is_claimed_of_nan(tmp_path: Path) -> None:
-    assert "NaN cannot be told" in answer(trained().load(tmp_path), _triage.EARLIER)
+    assert "NaN cannot be told" in answer(trained().load(tmp_path), EARLIER)
 
 
 def test_missing_logs_limit_what_was_looked_for(tmp_path: Path) -> None:
-    assert "the logs of rank 1 are missing" in answer(trained().load(tmp_path, without=[1]), _triage.EARLIER)
+    assert "the logs of rank 1 are missing" in answer(trained().load(tmp_path, without=[1]), EARLIER)
 
 
 def test_a_smaller_run_names_ranks_step_and_place(tmp_path: Path) -> None:
     verdict = Verdict(name="rank-missing", summary="", culprits=(2,), group="dp", step=7, site="/job/data.py:31")
 
-    said = answer(trained().load(tmp_path), _triage.SMALLER, verdict)
+    said = answer(trained().load(tmp_path), SMALLER, verdict)
 
     assert said.startswith(
         "run train.py with 2 ranks that do what ranks 0,2 did in group dp until step 7, and look at data.py:31"
@@ -93,7 +92,7 @@ def test_a_smaller_run_names_ranks_step_and_place(tmp_path: Path) -> None:
 def test_without_anybody_to_blame_no_smaller_run_is_made_up(tmp_path: Path) -> None:
     verdict = Verdict(name="transport-stuck", summary="")
 
-    assert answer(trained().load(tmp_path), _triage.SMALLER, verdict).startswith("these logs do not tell")
+    assert answer(trained().load(tmp_path), SMALLER, verdict).startswith("these logs do not tell")
 
 
 def test_equal_order_is_told_with_who_came_less_far(tmp_path: Path) -> None:
@@ -101,7 +100,7 @@ def test_equal_order_is_told_with_who_came_less_far(tmp_path: Path) -> None:
     for rank in logs.but(1):
         rank.all_reduce(pending=True)
 
-    said = answer(logs.load(tmp_path), _triage.ORDER)
+    said = answer(logs.load(tmp_path), ORDER)
 
     assert said.endswith("group default_pg: ranks 0,2 issued 5, rank 1 issued 4")
 
@@ -112,7 +111,7 @@ def test_the_first_difference_of_order_shows_both_sides(tmp_path: Path) -> None:
         rank.all_reduce("train.py:20 f", shape=(15 if rank.rank else 14,))
         rank.barrier()
 
-    said = answer(logs.load(tmp_path), _triage.ORDER)
+    said = answer(logs.load(tmp_path), ORDER)
 
     assert said == (
         "differs at number 5 of group default_pg: rank 0: all_reduce of 14 float32 at train.py:20; "
@@ -123,7 +122,7 @@ def test_the_first_difference_of_order_shows_both_sides(tmp_path: Path) -> None:
 def test_a_divergence_that_no_size_shows_is_still_told(tmp_path: Path) -> None:
     verdict = Verdict(name="sequence-divergence", summary="rank 0 made one call more\nin step 3")
 
-    said = answer(trained().load(tmp_path), _triage.ORDER, verdict)
+    said = answer(trained().load(tmp_path), ORDER, verdict)
 
     assert said.endswith("but not what they are for: rank 0 made one call more")
 
@@ -131,8 +130,8 @@ def test_a_divergence_that_no_size_shows_is_still_told(tmp_path: Path) -> None:
 def test_without_steps_the_shares_say_why_they_are_unknown(tmp_path: Path) -> None:
     run = Logs(world_size=2).load(tmp_path)
 
-    assert answer(run, _triage.SHARES).startswith("these logs cannot tell: no whole training step")
-    assert answer(run, _triage.ORDER) == "no collective was recorded"
+    assert answer(run, SHARES).startswith("these logs cannot tell: no whole training step")
+    assert answer(run, ORDER) == "no collective was recorded"
 
 
 def test_the_slowest_rank_is_compared_with_the_others(tmp_path: Path) -> None:
@@ -146,6 +145,6 @@ def test_the_slowest_rank_is_compared_with_the_others(tmp_path: Path) -> None:
             if isinstance(record, events.Step) and record.end_ns is not None:
                 record.start_ns = record.end_ns - (200_000_000 if rank.rank == 1 else 100_000_000)
 
-    said = answer(logs.load(tmp_path), _triage.PACE)
+    said = answer(logs.load(tmp_path), PACE)
 
     assert said == "2,500 tokens/s; rank 1 takes 200 ms of its own for a step, 100 ms is typical (2.0x)"

@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distdiag.analyzers._verdict import by_gravity, verdict_of
+from distdiag.analyzers.summary.verdict import by_gravity, verdict_of
 from distdiag.findings import Finding, Severity
 from tests.logs import Logs
 

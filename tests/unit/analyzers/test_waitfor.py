@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distdiag.analyzers._waitfor import Wait, WaitKind, behind, standstill
+from distdiag.analyzers.investigation.waitfor import Wait, WaitKind, behind, standstill
 
 
 def wait(

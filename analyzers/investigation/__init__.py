@@ -1,0 +1,250 @@
+"""The investigation of a stuck or diverged run: what went wrong first, computed once for all analyzers.
+
+Lists of groups, divergences and deaths compete by the time of their first event: a mismatch precedes the abort that it
+causes. Only where there is none of them does the wait-for graph speak: it says where the waiting ends, not why.
+"""
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from distdiag.analyzers.investigation.creation import GroupLists, asked_by_rank, differing_lists
+from distdiag.analyzers.investigation.deaths import Death, deaths_of
+from distdiag.analyzers.investigation.divergence import Divergence, divergence_of
+from distdiag.analyzers.investigation.incident import Disagreement, Incident
+from distdiag.analyzers.investigation.issued import group_name
+from distdiag.analyzers.investigation.lives import End, Life, lives_of
+from distdiag.analyzers.investigation.loops import Labels
+from distdiag.analyzers.investigation.memory import ran_out_of_memory
+from distdiag.analyzers.investigation.naming import Name, name_of, sites_of
+from distdiag.analyzers.investigation.paths import location, own_line
+from distdiag.analyzers.investigation.queues import queues_of
+from distdiag.analyzers.investigation.scene import Scene
+from distdiag.analyzers.investigation.sizes import SizeMismatch, of_messages, size_mismatches
+from distdiag.analyzers.investigation.splits import split_mismatches
+from distdiag.analyzers.investigation.standing import standing
+from distdiag.analyzers.investigation.streams import collectives_of, groups_that_differ
+from distdiag.analyzers.investigation.told import told_sizes
+from distdiag.analyzers.investigation.trust import confidence_of, within_source
+from distdiag.analyzers.investigation.unexplained import unexplained
+from distdiag.analyzers.investigation.waits import blocked_calls, blocked_since, waits_of
+from distdiag.run import Run
+
+GROUP_MISMATCH = "group-mismatch"
+RANK_DIED = "rank-died"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Investigation:
+    """What went wrong in a run, the root first."""
+
+    incidents: tuple[Incident, ...]
+
+    def named(self, name: str) -> Iterator[Incident]:
+        """Yield the root if it has this name: what came later is a consequence until the root is mended."""
+        return (incident for incident in self.incidents if incident.name == name)
+
+
+_investigations: weakref.WeakKeyDictionary[Run, Investigation] = weakref.WeakKeyDictionary()
+"""Every analyzer asks; the answer lives as long as its run."""
+
+
+def investigate(run: Run) -> Investigation:
+    """Return what went wrong first."""
+    known = _investigations.get(run)
+    if known is None:
+        known = _investigations[run] = _investigate(run)
+    return known
+
+
+def _investigate(run: Run) -> Investigation:
+    lives = lives_of(run)
+    blocked = blocked_calls(run, lives)
+    queues = queues_of(run, lives)
+    waits = (*waits_of(run, lives, blocked), *queues.waits)
+    stuck = frozenset(rank for rank, life in lives.items() if life.failed_ns is not None) | frozenset(
+        rank for wait in waits for rank in wait.waiters
+    )
+    since = {**blocked_since(blocked), **{rank: head.since_ns for rank, head in queues.heads.items()}}
+    in_trouble = bool(waits or queues.halted) or any(life.in_trouble for life in lives.values())
+    collectives = collectives_of(run, lives)
+    found = [
+        *_group_lists(run, lives, stuck),
+        *_disagreements(run, collectives, stuck, in_trouble=in_trouble),
+        *_splits(run, collectives, stuck),
+        *_sizes(run, [*size_mismatches(run, collectives), *of_messages(run, queues.unequal)], stuck),
+        *_told(run, stuck),
+        *_deaths(run, deaths_of(run, lives, since), stuck),
+    ]
+    roots = _first(found) or standing(Scene(run, lives, waits, queues.halted))
+    if not roots and in_trouble:
+        roots = tuple(unexplained(run, lives))
+    return Investigation(incidents=tuple(confidence_of(run, within_source(run, incident)) for incident in roots))
+
+
+def _first(found: Sequence[Incident]) -> tuple[Incident, ...]:
+    """Return the incident whose first event came first; what nothing but call sites says yields to a death."""
+    strong = [incident for incident in found if not _is_weak(incident)]
+    # ``found`` holds the deaths last: at the same moment they are the consequence.
+    return tuple(sorted(strong or found, key=lambda each: each.time_ns)[:1])
+
+
+def _is_weak(incident: Incident) -> bool:
+    return isinstance(incident.basis, Disagreement) and incident.basis.divergence.weak
+
+
+# ---- lists of groups --------------------------------------------------------------------------------------------
+def _group_lists(run: Run, lives: Mapping[int, Life], stuck: frozenset[int]) -> Iterator[Incident]:
+    complete = [rank for rank, life in lives.items() if not life.in_trouble]
+    lists = differing_lists(asked_by_rank(run), complete)
+    if lists is None:
+        return
+    sites = {rank: location(each.path[-1]) for rank, each in lists.lists.items() if each.path}
+    blamed = lists.odd or tuple(sorted(lists.lists))
+    yield Incident(
+        name=GROUP_MISMATCH,
+        time_ns=lists.time_ns,
+        basis=lists,
+        culprits=lists.odd,
+        victims=tuple(sorted(stuck - set(lists.odd))),
+        seq=lists.index,
+        op="new_group",
+        step=next((lists.lists[rank].step for rank in blamed if rank in lists.lists), None),
+        site=sites.get(blamed[0]) if lists.odd or len(set(sites.values())) == 1 else None,
+        sites=sites,
+        evidence=_list_evidence(lists),
+    )
+
+
+def _list_evidence(lists: GroupLists) -> tuple[str, ...]:
+    first = "the lists before it are equal" if lists.index else "it is the first group that was asked for"
+    return (f"new_group number {lists.index} differs; {first}",)
+
+
+# ---- calls ------------------------------------------------------------------------------------------------------
+def _disagreements(run: Run, calls: pd.DataFrame, stuck: frozenset[int], *, in_trouble: bool) -> Iterator[Incident]:
+    groups = groups_that_differ(calls, sites_too=in_trouble)
+    if not groups:
+        return
+    labels = Labels(run)
+    for group in groups:
+        divergence = divergence_of(run, calls, group, labels)
+        if divergence is not None:
+            yield _disagreement(run, divergence, labels, stuck)
+
+
+def _disagreement(run: Run, divergence: Divergence, labels: Labels, stuck: frozenset[int]) -> Incident:
+    named = name_of(divergence, labels)
+    site, sites = sites_of(divergence, named.kind)
+    subject = divergence.expected if named.kind == "left-out" and divergence.expected else divergence.made
+    subject = subject or divergence.expected
+    culprits = divergence.odd if divergence.decided else ()
+    incident = Incident(
+        name=named.name,
+        time_ns=divergence.time_ns,
+        basis=Disagreement(divergence=divergence, named=named),
+        culprits=culprits,
+        victims=tuple(sorted((stuck | set(divergence.others)) - set(culprits))) if culprits else tuple(sorted(stuck)),
+        group=group_name(run, divergence.group.group, divergence.group.members),
+        members=divergence.group.members,
+        seq=subject.seq if subject is not None else None,
+        op=subject.op if subject is not None else None,
+        step=_step(divergence, named.kind),
+        site=site,
+        sites=sites,
+        evidence=named.reasons,
+    )
+    memory = ran_out_of_memory(run, divergence)
+    return incident if memory is None else replace(incident, **memory)
+
+
+def _step(divergence: Divergence, kind: str) -> int | None:
+    """Return the step the odd ranks were in; what they left out belongs to the step in which the others issued it."""
+    call = divergence.made or divergence.expected
+    if kind == "left-out":
+        call = divergence.expected or divergence.made
+    return None if call is None else call.step
+
+
+def _splits(run: Run, calls: pd.DataFrame, stuck: frozenset[int]) -> Iterator[Incident]:
+    for mismatch in split_mismatches(run, calls):
+        culprits = () if mismatch.culprit is None else (mismatch.culprit,)
+        call = mismatch.calls[mismatch.culprit] if mismatch.culprit is not None else mismatch.receiver
+        shared = {frame for each in mismatch.calls.values() for frame in each.path[:-1]}
+        sites = {rank: line for rank, each in mismatch.calls.items() if (line := own_line(each.path, ())) is not None}
+        yield Incident(
+            name=Name.SPLIT if mismatch.lists else Name.SHAPE,
+            time_ns=mismatch.time_ns,
+            basis=mismatch,
+            culprits=culprits,
+            victims=tuple(sorted((stuck | set(mismatch.calls)) - set(culprits))),
+            group=group_name(run, mismatch.key.partition("[")[0], _members(run, mismatch.key)),
+            members=_members(run, mismatch.key),
+            seq=mismatch.seq,
+            op=call.op,
+            step=call.step,
+            site=own_line(call.path, shared - set(call.path[-1:])),
+            sites=sites,
+            evidence=(),
+        )
+
+
+def _sizes(run: Run, mismatches: Iterable[SizeMismatch], stuck: frozenset[int]) -> Iterator[Incident]:
+    for mismatch in mismatches:
+        everybody = len(mismatch.odd) == len(mismatch.calls)
+        culprits = () if everybody else mismatch.odd
+        call = mismatch.calls[mismatch.odd[0] if mismatch.odd else min(mismatch.calls)]
+        yield Incident(
+            name=Name.SHAPE,
+            time_ns=mismatch.time_ns,
+            basis=mismatch,
+            culprits=culprits,
+            victims=tuple(sorted((stuck | set(mismatch.calls)) - set(culprits))),
+            group=group_name(run, mismatch.key.partition("[")[0], _members(run, mismatch.key)),
+            members=_members(run, mismatch.key),
+            seq=mismatch.seq,
+            op=call.op,
+            step=call.step,
+            site=call.site,
+            sites={rank: each.site for rank, each in mismatch.calls.items() if each.site is not None},
+        )
+
+
+def _members(run: Run, key: str) -> tuple[int, ...] | None:
+    rows = run.calls[run.calls["group_key"] == key]
+    return rows["members"].iloc[0] if len(rows) else None
+
+
+def _told(run: Run, stuck: frozenset[int]) -> Iterator[Incident]:
+    for sizes in told_sizes(run):
+        yield Incident(
+            name=Name.SHAPE,
+            time_ns=sizes.time_ns,
+            basis=sizes,
+            victims=tuple(sorted(stuck | {sizes.rank})),
+            sites=sizes.sites,
+        )
+
+
+# ---- deaths -----------------------------------------------------------------------------------------------------
+def _deaths(run: Run, deaths: Iterable[Death], stuck: frozenset[int]) -> Iterator[Incident]:
+    for death in deaths:
+        memory = death.cause == Name.MEMORY
+        everybody = len(death.ranks) == len(run.ranks) > 1
+        yield Incident(
+            name=Name.MEMORY if memory else RANK_DIED,
+            time_ns=death.time_ns,
+            basis=death,
+            culprits=() if everybody else death.ranks,
+            victims=tuple(sorted(stuck - set(death.ranks))),
+            step=death.step,
+            site=death.site,
+            sites=dict.fromkeys(death.ranks, death.site) if death.site is not None else {},
+            cause=death.cause,
+            evidence=(f"{death.what}",),
+        )
+
+
+__all__ = ["End", "Investigation", "investigate"]

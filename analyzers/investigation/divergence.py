@@ -1,0 +1,279 @@
+"""Where the members of one group stopped issuing the same calls, and which of them left the others."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from distdiag.analyzers.investigation.align import Alignment, Departure, Kind, Stream, align, departure
+from distdiag.analyzers.investigation.issued import Issued, issued
+from distdiag.analyzers.investigation.loops import Labels
+from distdiag.analyzers.investigation.rows import records
+from distdiag.analyzers.investigation.streams import GroupCalls, Member, stream_of
+from distdiag.run import Run
+
+MAX_PROGRAMS = 12
+"""So many different streams of one group are aligned; more are no program with one odd rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """The first place where some members of a group left the others."""
+
+    group: GroupCalls
+    kind: Kind | None
+    expected: Issued | None
+    """What the others issued there."""
+    made: Issued | None
+    """What the odd ranks issued there, or next."""
+    odd: tuple[int, ...]
+    others: tuple[int, ...]
+    decided: bool
+    """Whether the others are a strict majority, so that the odd ones can be named."""
+    reference: Stream
+    stream: Stream
+    where: Departure
+    interval_ns: tuple[int, int]
+    """When it happened: a call among equal ones may have been left out at any of them."""
+    paired_silently: int
+    """How many calls were paired with unrelated ones before anything failed."""
+    weak: bool = False
+    """Nothing that had to agree differs, and no step says so either: a death nearby explains as much."""
+
+    @property
+    def time_ns(self) -> int:
+        """Return when the odd ranks left."""
+        return self.interval_ns[1]
+
+    @property
+    def unmatched(self) -> Issued | None:
+        """Return the call that one side made and the other did not."""
+        return self.expected if self.kind is Kind.LEFT_OUT else self.made or self.expected
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """Ranks with the same stream, as far as each of them came."""
+
+    ranks: tuple[int, ...]
+    longest: int
+    """The rank that came farthest."""
+
+
+def divergence_of(run: Run, calls: pd.DataFrame, group: GroupCalls, labels: Labels) -> Divergence | None:
+    """Return the first divergence of a group, None where members differ in roles only."""
+    programs = _programs(group)
+    if len(programs) > MAX_PROGRAMS:
+        return _by_vote(run, calls, group, labels)
+    streams = {p.longest: stream_of(run, calls, group.by_rank[p.longest], labels) for p in programs}
+    clusters = _clusters(programs, streams)
+    found = [
+        event
+        for odd in (program for cluster in clusters[1:] for program in cluster)
+        if (event := _event(run, calls, group, clusters, odd, streams, labels)) is not None
+    ]
+    if not found:
+        return None if group.unequal is None else _by_vote(run, calls, group, labels)
+    if group.unequal is not None and not any(event.decided for event in found):
+        voted = _by_vote(run, calls, group, labels)
+        if voted is not None and (voted.decided or len(clusters) > 2):
+            return voted
+    return _earliest(found)
+
+
+def _earliest(found: Sequence[Divergence]) -> Divergence:
+    """Return the first of several, with all ranks that left at the same call in the same way."""
+    first = min(found, key=lambda d: (not d.decided, d.where.reference, d.time_ns, str(d.kind)))
+    same = [
+        d for d in found if (d.where.reference, d.kind, d.decided) == (first.where.reference, first.kind, first.decided)
+    ]
+    odd = tuple(sorted({rank for each in same for rank in each.odd}))
+    return replace(first, odd=odd, others=tuple(rank for rank in first.others if rank not in odd))
+
+
+def _programs(group: GroupCalls) -> list[_Program]:
+    """Return the different streams of a group; one that is the beginning of another counts with it."""
+    by_length = sorted(group.by_rank, key=lambda rank: (-len(group.by_rank[rank].codes), rank))
+    beginnings: dict[bytes, list[list[int]]] = {}
+    shortest = len(group.by_rank[by_length[-1]].codes)
+    for rank in by_length:
+        codes = group.by_rank[rank].codes
+        alike = beginnings.setdefault(codes[:shortest].tobytes(), [])
+        for ranks in alike:
+            if np.array_equal(group.by_rank[ranks[0]].codes[: len(codes)], codes):
+                ranks.append(rank)
+                break
+        else:
+            alike.append([rank])
+    programs = [_Program(tuple(sorted(ranks)), ranks[0]) for alike in beginnings.values() for ranks in alike]
+    # Ties are broken by what the ranks did, never by their numbers: relabelling ranks relabels the verdict.
+    return sorted(programs, key=lambda p: (-len(p.ranks), *_content(group.by_rank[p.longest])))
+
+
+def _content(member: Member) -> tuple[int, bytes]:
+    return -len(member.codes), member.codes.tobytes()
+
+
+def _clusters(programs: Sequence[_Program], streams: Mapping[int, Stream]) -> list[list[_Program]]:
+    """Return programs that differ in roles only put together, the most ranks first."""
+    clusters: list[list[_Program]] = []
+    for program in programs:
+        for cluster in clusters:
+            if align(streams[cluster[0].longest], streams[program.longest]).same_program:
+                cluster.append(program)
+                break
+        else:
+            clusters.append([program])
+    return sorted(clusters, key=lambda cluster: -sum(len(program.ranks) for program in cluster))
+
+
+def _event(
+    run: Run,
+    calls: pd.DataFrame,
+    group: GroupCalls,
+    clusters: Sequence[Sequence[_Program]],
+    odd: _Program,
+    streams: Mapping[int, Stream],
+    labels: Labels,
+) -> Divergence | None:
+    """Return where ``odd`` leaves the largest cluster, seen from the member of it that has its role."""
+    stream = streams[odd.longest]
+    aligned = [(align(streams[p.longest], stream), p) for p in clusters[0]]
+    alignment, reference = min(aligned, key=lambda pair: pair[0].cost)
+    where = departure(streams[reference.longest], stream, alignment)
+    if where is None:
+        return None
+    weak = False
+    if _agree(streams[reference.longest], stream) and where.kind is not Kind.INSTEAD:
+        weak = not _labels_say_so(streams[reference.longest], stream, alignment)
+        if weak and not _explains_the_stop(streams[reference.longest], stream, alignment):
+            return None
+    majority = [rank for program in clusters[0] for rank in program.ranks]
+    others = tuple(sorted(rank for rank in majority if len(group.by_rank[rank].codes) > where.reference))
+    passed = [rank for rank in group.by_rank if len(group.by_rank[rank].codes) > min(where.reference, where.odd)]
+    return _divergence(
+        run,
+        calls,
+        group,
+        labels,
+        where,
+        reference=(reference.longest, streams[reference.longest]),
+        odd=(odd.longest, stream),
+        odd_ranks=odd.ranks,
+        others=others,
+        decided=2 * len(others) > len(passed),
+        weak=weak,
+    )
+
+
+def _divergence(
+    run: Run,
+    calls: pd.DataFrame,
+    group: GroupCalls,
+    labels: Labels,
+    where: Departure,
+    *,
+    reference: tuple[int, Stream],
+    odd: tuple[int, Stream],
+    odd_ranks: Sequence[int],
+    others: Sequence[int],
+    decided: bool,
+    weak: bool = False,
+) -> Divergence:
+    expected = _call(run, calls, group.by_rank[reference[0]], where.reference)
+    made = _call(run, calls, group.by_rank[odd[0]], where.odd)
+    slack = _slack(reference[1], where) if where.kind is Kind.LEFT_OUT else 0
+    if expected is not None and labels.in_all(odd[0]).forwards < labels.at(expected).forwards:
+        slack = where.odd  # a pass fewer: which one is not to be seen in the calls
+    before = _call(run, calls, group.by_rank[odd[0]], where.odd - slack - 1)
+    moment = made or expected
+    end_ns = moment.start_ns if moment is not None else 0
+    return Divergence(
+        group=group,
+        kind=where.kind,
+        expected=expected,
+        made=made,
+        odd=tuple(sorted(rank for rank in odd_ranks if len(group.by_rank[rank].codes) >= where.odd)),
+        others=tuple(others),
+        decided=decided,
+        reference=reference[1],
+        stream=odd[1],
+        where=where,
+        interval_ns=(before.start_ns if before is not None else 0, end_ns),
+        paired_silently=_paired(group, reference[1], odd[1], where),
+        weak=weak,
+    )
+
+
+def _by_vote(run: Run, calls: pd.DataFrame, group: GroupCalls, labels: Labels) -> Divergence | None:
+    """Return the first calls that had to agree and did not, blaming those that are outvoted there."""
+    position = group.unequal
+    if position is None:
+        return None
+    votes: dict[int, list[int]] = {}
+    for rank, member in sorted(group.by_rank.items()):
+        if len(member.agree) > position:
+            votes.setdefault(int(member.agree[position]), []).append(rank)
+    ranked = sorted(votes.values(), key=lambda ranks: (-len(ranks), *_content(group.by_rank[ranks[0]])))
+    majority, odd = ranked[0], sorted(rank for ranks in ranked[1:] for rank in ranks)
+    where = Departure(reference=position, odd=position, kind=None)
+    return _divergence(
+        run,
+        calls,
+        group,
+        labels,
+        where,
+        reference=(majority[0], stream_of(run, calls, group.by_rank[majority[0]], labels)),
+        odd=(odd[0], stream_of(run, calls, group.by_rank[odd[0]], labels)),
+        odd_ranks=odd,
+        others=majority,
+        decided=2 * len(majority) > len(majority) + len(odd),
+    )
+
+
+def _paired(group: GroupCalls, reference: Stream, odd: Stream, where: Departure) -> int:
+    """Return how many calls were paired with unrelated ones before something failed, or the first stream ended."""
+    shortest = min(len(reference.tokens), len(odd.tokens))
+    stop = shortest if group.unequal is None else min(group.unequal, shortest)
+    return max(0, stop - max(where.reference, where.odd))
+
+
+def _call(run: Run, calls: pd.DataFrame, member: Member, position: int) -> Issued | None:
+    if not 0 <= position < len(member.rows):
+        return None
+    row = int(member.rows[position])
+    return next(issued(run, each) for each in records(calls.iloc[row : row + 1]))
+
+
+def _agree(reference: Stream, odd: Stream) -> bool:
+    """Return whether all that had to agree did, paired as the backend paired it."""
+    return all(a.signature == b.signature for a, b in zip(reference.tokens, odd.tokens, strict=False))
+
+
+def _labels_say_so(reference: Stream, odd: Stream, alignment: Alignment) -> bool:
+    """Return whether steps and batches line up better when the calls are aligned than call for call."""
+    if not reference.labels or not odd.labels:
+        return False
+    straight = min(len(reference.labels), len(odd.labels))
+    unaligned = sum(reference.labels[n] != odd.labels[n] for n in range(straight))
+    aligned = sum(reference.labels[i] != odd.labels[j] for i, j in alignment.pairs)
+    return aligned < unaligned
+
+
+def _explains_the_stop(reference: Stream, odd: Stream, alignment: Alignment) -> bool:
+    """Return whether the alignment leaves fewer calls unpaired at the end than pairing call for call."""
+    last_i, last_j = alignment.pairs[-1]
+    left_over = (len(reference.tokens) - last_i - 1) + (len(odd.tokens) - last_j - 1)
+    return left_over < abs(len(reference.tokens) - len(odd.tokens))
+
+
+def _slack(reference: Stream, where: Departure) -> int:
+    """Return how many calls earlier the same calls may as well have been left out: the stream would read the same."""
+    tokens, slack = reference.tokens, 0
+    while slack < where.reference:
+        candidate = where.reference - slack - 1
+        if candidate + where.calls >= len(tokens) or tokens[candidate] != tokens[candidate + where.calls]:
+            break
+        slack += 1
+    return slack

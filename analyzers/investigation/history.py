@@ -1,0 +1,95 @@
+"""Which side's call does not belong where two streams go apart, from what both did before and how far they were."""
+
+from collections.abc import Sequence
+
+from distdiag.analyzers.investigation.align import Kind, Stream, Token
+from distdiag.analyzers.investigation.divergence import Divergence
+from distdiag.analyzers.investigation.loops import Labels, Progress
+
+
+def kind_of(d: Divergence, labels: Labels) -> Kind:
+    """Return whether the odd ranks issued a call too many or left one out; ``INSTEAD`` where it could be either."""
+    if d.kind is not None and d.kind is not Kind.INSTEAD:
+        return d.kind  # both sides went on, and their calls line up again
+    if d.made is None:
+        return Kind.LEFT_OUT
+    if d.expected is None:
+        return Kind.EXTRA
+    to_odd, to_others = known_to_odd(d), known_to_others(d)
+    if to_odd and to_others:
+        return _both_know(d, others=labels.at(d.expected), odd=labels.at(d.made))
+    if to_odd:
+        return _one_side_is_in_its_loop(inside=labels.at(d.expected), outside=labels.at(d.made), if_done=Kind.LEFT_OUT)
+    if to_others:
+        return _one_side_is_in_its_loop(inside=labels.at(d.made), outside=labels.at(d.expected), if_done=Kind.EXTRA)
+    return Kind.INSTEAD
+
+
+def _one_side_is_in_its_loop(*, inside: Progress, outside: Progress, if_done: Kind) -> Kind:
+    """Return what to make of a call that both sides know against one that only its maker knows.
+
+    Its maker was through with the loop and went on to what comes after it, or the call stands in the loop and the
+    other side does not issue it. The calls alone are the same; where the maker was in its loop tells.
+    """
+    in_the_loop = Kind.EXTRA if if_done is Kind.LEFT_OUT else Kind.LEFT_OUT
+    if outside.ran_out or 0 < inside.forwards <= outside.forwards:
+        return if_done
+    if inside.forwards > outside.forwards and outside.unfinished:
+        return in_the_loop
+    if inside.batches > outside.batches > 0:
+        return in_the_loop  # its data had not come to an end
+    return Kind.INSTEAD
+
+
+def _both_know(d: Divergence, *, others: Progress, odd: Progress) -> Kind:
+    """Return what to make of two calls that both sides issue elsewhere."""
+    if odd.forwards == others.forwards:
+        return _sooner_round(d)
+    if odd.forwards < others.forwards:
+        return Kind.EXTRA  # it repeats something in a pass that the others have left
+    if others.unfinished or _in_every_pass(d.reference, d.where.reference):
+        return Kind.LEFT_OUT  # it began another pass without a call that belongs to each
+    return Kind.EXTRA if others.ran_out else Kind.INSTEAD
+
+
+def _in_every_pass(stream: Stream, position: int) -> bool:
+    """Return whether the pass before the one that a call stands in had the same call."""
+    token, passes = stream.tokens[position], [label[-1] for label in stream.labels]
+    return any(
+        each == token and number == passes[position] - 1 for each, number in zip(stream.tokens, passes, strict=True)
+    )
+
+
+def _sooner_round(d: Divergence) -> Kind:
+    """Return the simpler of two stories: skipping ahead to a call, or repeating one; at a tie, skipping."""
+    ours, theirs = d.reference.tokens[d.where.reference], d.stream.tokens[d.where.odd]
+    skipped = _distance(d.reference.tokens[: d.where.reference], ours, theirs)
+    repeated = _distance(d.stream.tokens[: d.where.odd], theirs, ours)
+    extra = repeated is not None and (skipped is None or repeated < skipped)
+    return Kind.EXTRA if extra else Kind.LEFT_OUT
+
+
+def _distance(tokens: Sequence[Token], first: Token, then: Token) -> int | None:
+    """Return how many calls after ``first`` there last came ``then``."""
+    for start in range(len(tokens) - 1, -1, -1):
+        if tokens[start] == first:
+            for end in range(start + 1, len(tokens)):
+                if tokens[end] == then:
+                    return end - start
+    return None
+
+
+def known_to_odd(d: Divergence) -> bool:
+    """Return whether the odd ranks issue the others' call elsewhere."""
+    tokens, position = d.reference.tokens, d.where.reference
+    return position < len(tokens) and _elsewhere(d.stream.tokens, tokens[position], d.where.odd)
+
+
+def known_to_others(d: Divergence) -> bool:
+    """Return whether the others issue the odd ranks' call elsewhere."""
+    tokens, position = d.stream.tokens, d.where.odd
+    return position < len(tokens) and _elsewhere(d.reference.tokens, tokens[position], d.where.reference)
+
+
+def _elsewhere(tokens: Sequence[Token], token: Token, position: int) -> bool:
+    return any(each == token for n, each in enumerate(tokens) if n != position)

@@ -1,0 +1,101 @@
+"""How far in its loop a rank was at each call, as steps, forwards and data loaders tell."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from distdiag.analyzers.investigation.issued import Issued
+from distdiag.analyzers.investigation.rows import by_rank
+from distdiag.run import Run
+
+FORWARD = "forward"
+"""The phase that recording infers while a forward goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far in its loop a rank was."""
+
+    batches: int
+    """Batches taken from data loaders so far."""
+    forwards: int
+    backwards: int
+    without_backward: int = 0
+    """Forwards that no backward followed, not counting one that still went on."""
+    unfinished: bool = False
+    """Whether a pass had begun that no step of an optimizer had ended, in a job that has such steps."""
+    ran_out: bool = False
+    """Whether the last that a data loader said was that it has no more."""
+
+
+class Labels:
+    """Looks up the progress of ranks."""
+
+    def __init__(self, run: Run) -> None:
+        answers = run.batches[run.batches["edge"] == "end"].sort_values("time_ns", kind="stable")
+        self._answers = {int(str(rank)): rows for rank, rows in answers.groupby("rank")}
+        taken = answers[~answers["exhausted"]]
+        self._batches = {int(str(rank)): times.to_numpy() for rank, times in taken.groupby("rank")["time_ns"]}
+        self._forwards = _Counter(run, "forwards")
+        self._backwards = _Counter(run, "backwards")
+        self._has_steps = not run.steps.empty
+
+    def of(self, rows: pd.DataFrame) -> Sequence[tuple[int, int]]:
+        """Return (batches, forwards) of calls of one rank."""
+        if rows.empty:
+            return ()
+        rank = int(rows["rank"].iloc[0])
+        taken = np.searchsorted(self._batches.get(rank, np.zeros(0)), rows["start_ns"].to_numpy())
+        begun = [
+            self._forwards.at(rank, step, forwards)
+            for step, forwards in zip(rows["step"].tolist(), rows["forwards"].tolist(), strict=True)
+        ]
+        return list(zip(taken.tolist(), begun, strict=True))
+
+    def at(self, call: Issued) -> Progress:
+        """Return how far a rank was when it issued a call."""
+        forwards = self._forwards.at(call.rank, call.step, call.forwards)
+        backwards = self._backwards.at(call.rank, call.step, call.backwards)
+        return Progress(
+            batches=int(np.searchsorted(self._batches.get(call.rank, np.zeros(0)), call.start_ns)),
+            forwards=forwards,
+            backwards=backwards,
+            without_backward=forwards - backwards - (call.phase == FORWARD),
+            unfinished=self._has_steps and call.forwards > 0,
+            ran_out=self._ran_out(call.rank, call.start_ns),
+        )
+
+    def in_all(self, rank: int) -> Progress:
+        """Return how far a rank came."""
+        return Progress(
+            batches=len(self._batches.get(rank, ())),
+            forwards=self._forwards.total(rank),
+            backwards=self._backwards.total(rank),
+            ran_out=self._ran_out(rank, None),
+        )
+
+    def _ran_out(self, rank: int, before_ns: int | None) -> bool:
+        answers = self._answers.get(rank)
+        if answers is None:
+            return False
+        earlier = answers if before_ns is None else answers[answers["time_ns"] <= before_ns]
+        return len(earlier) > 0 and bool(earlier["exhausted"].iloc[-1])
+
+
+class _Counter:
+    """Something counted within each step, as a count over all steps."""
+
+    def __init__(self, run: Run, column: str) -> None:
+        counted = pd.concat([run.steps[["rank", "step", column]], run.calls[["rank", "step", column]]])
+        per_step = counted.fillna({column: 0}).groupby(["rank", "step"])[column].max().astype("int64")
+        before = per_step.groupby("rank").cumsum() - per_step
+        self._before = {key: int(value) for key, value in before.items()}
+        self._totals = by_rank(per_step.groupby("rank").sum())
+
+    def at(self, rank: int, step: int, within: int) -> int:
+        return self._before.get((rank, step), 0) + within
+
+    def total(self, rank: int) -> int:
+        return int(self._totals.get(rank, 0))

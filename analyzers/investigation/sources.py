@@ -1,0 +1,60 @@
+"""What the sources of a run can tell: a foreign one says much less than a log of our own, and its silence nothing."""
+
+import re
+
+from distdiag.analyzers.investigation.rows import records
+from distdiag.findings import Confidence
+from distdiag.run import Run
+
+OWN = "distdiag"
+TEXT = "stderr"
+STACKS = "stacks"
+UNHEARD = "unheard"
+"""Setting in the header of a rank of which an importer found nothing, though others were heard of."""
+NOT_TOLD = {
+    TEXT: "what the processes printed, which tells no steps, no calls that ended and seldom who is in a group",
+    STACKS: "stacks, which tell where threads stood at one moment and nothing of before",
+    "flight-recorder": "dumps of the flight recorder, which tell no steps, data loading, errors or ends of processes",
+}
+
+
+def recorded(run: Run) -> frozenset[int]:
+    """Return the ranks whose own recording tells whether they lived and how they ended."""
+    foreign = {int(h.rank) for h in records(run.headers) if OWN not in _sources(h.source)}
+    return frozenset(run.ranks) - foreign
+
+
+def unheard(run: Run) -> frozenset[int]:
+    """Return the ranks of which foreign files hold nothing at all."""
+    return frozenset(int(header.rank) for header in records(run.headers) if UNHEARD in (header.settings or {}))
+
+
+def tells_steps(run: Run) -> bool:
+    """Return whether the steps of calls are steps: foreign sources know none."""
+    return bool(recorded(run))
+
+
+def seen_once(run: Run) -> bool:
+    """Return whether all that is known are stacks that were taken at one moment."""
+    only_stacks = len(run.headers) > 0 and set(run.headers["source"]) == {STACKS}
+    return only_stacks and int(run.stacks.groupby("rank")["time_ns"].count().max()) == 1
+
+
+def healthy_confidence(run: Run) -> Confidence:
+    """Return how sure it is that nothing went wrong where nothing was found."""
+    sources = {name for source in run.headers["source"] for name in _sources(source)}
+    if OWN in sources or not sources:
+        return Confidence.HIGH
+    return Confidence.LOW if sources <= {TEXT, STACKS} else Confidence.MEDIUM
+
+
+def in_words(run: Run) -> str | None:
+    """Return what was read instead of own logs, and what it cannot tell; None where all is our own."""
+    foreign = sorted({name for source in run.headers["source"] for name in _sources(source)} - {OWN})
+    if not foreign:
+        return None
+    return "read: " + "; ".join(NOT_TOLD.get(name, name) for name in foreign)
+
+
+def _sources(source: object) -> frozenset[str]:
+    return frozenset(re.split(r"\+", str(source)))

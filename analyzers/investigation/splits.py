@@ -1,0 +1,142 @@
+"""Cross checks of what each member sends to each other member against what that one expects."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from distdiag.analyzers.investigation.issued import Issued, issued
+from distdiag.analyzers.investigation.rows import records
+from distdiag.analyzers.investigation.sources import recorded
+from distdiag.run import Run
+
+EXCHANGES = frozenset({"all_to_all_single", "all_to_all", "all_gather"})
+CHECKED_ROWS = 20_000
+"""Up to here every exchange is checked; of more, the newest: one that does not fit rarely lets a run go on."""
+NEWEST = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitMismatch:
+    """Members of one exchange that do not fit together."""
+
+    key: str
+    seq: int
+    sender: Issued
+    receiver: Issued
+    sent: int
+    expected: int
+    culprit: int | None
+    """The rank in most of the pairs that do not fit, where there is one."""
+    calls: Mapping[int, Issued]
+    lists: bool
+    """Whether split lists differ, and not the sizes of whole inputs."""
+
+    @property
+    def time_ns(self) -> int:
+        """Return when both sides had issued their call."""
+        return max(self.sender.start_ns, self.receiver.start_ns)
+
+
+def split_mismatches(run: Run, calls: pd.DataFrame) -> Iterator[SplitMismatch]:
+    """Yield per group the first exchange whose members do not fit together."""
+    exchanges = _newest(calls, calls["op"].isin(EXCHANGES).to_numpy())
+    # That a backend does not tell how much goes to whom does not mean that all get the same.
+    untold = ~exchanges["rank"].isin(recorded(run)) & (exchanges["input_splits"].map(len) == 0)
+    exchanges = exchanges[~(untold & (exchanges["op"] == "all_to_all_single"))]
+    if exchanges.empty:
+        return
+    found: set[str] = set()
+    fitting: set[tuple[object, ...]] = set()
+    for (key, seq), rows in exchanges.groupby(["group_key", "seq"], observed=True):
+        members = rows["members"].iloc[0]
+        if str(key) in found or members is None:
+            continue
+        shape = _shape(rows)
+        if shape in fitting:
+            continue
+        mismatch = _mismatch(run, str(key), int(str(seq)), rows, members)
+        if mismatch is None:
+            fitting.add(shape)
+        else:
+            found.add(str(key))
+            yield mismatch
+
+
+def _newest(calls: pd.DataFrame, mask: npt.NDArray[np.bool_]) -> pd.DataFrame:
+    """Return all of some calls, or the newest of each group where they are very many."""
+    rows = np.flatnonzero(mask)
+    if len(rows) > CHECKED_ROWS:
+        seqs = calls[["group_key", "seq"]].iloc[rows]
+        newest = seqs.groupby("group_key", observed=True)["seq"].transform("max") - NEWEST
+        rows = rows[(seqs["seq"] > newest).to_numpy()]
+    return calls.iloc[rows]
+
+
+def _shape(rows: pd.DataFrame) -> tuple[object, ...]:
+    columns = ("rank", "group_key", "op", "shapes", "output_shapes", "input_splits", "output_splits")
+    return tuple(tuple(rows[column].tolist()) for column in columns)
+
+
+def _mismatch(run: Run, key: str, seq: int, rows: pd.DataFrame, members: Sequence[int]) -> SplitMismatch | None:
+    sides = {int(row.rank): _sides(row, len(members)) for row in records(rows)}
+    bad = [
+        (sender, receiver, sides[sender][0][there], sides[receiver][1][here])
+        for here, sender in enumerate(members)
+        for there, receiver in enumerate(members)
+        if sender in sides and receiver in sides
+        if len(sides[sender][0]) == len(members) == len(sides[receiver][1])
+        if sides[sender][0][there] != sides[receiver][1][here]
+    ]
+    if not bad:
+        return None
+    calls = {int(row.rank): issued(run, row) for row in records(rows)}
+    sender, receiver, sent, expected = bad[0]
+    return SplitMismatch(
+        key=key,
+        seq=seq,
+        sender=calls[sender],
+        receiver=calls[receiver],
+        sent=sent,
+        expected=expected,
+        culprit=_most_involved([(pair[0], pair[1]) for pair in bad]),
+        calls=calls,
+        lists=calls[sender].op != "all_gather",
+    )
+
+
+def _most_involved(pairs: Sequence[tuple[int, int]]) -> int | None:
+    counts: dict[int, int] = {}
+    for sender, receiver in pairs:
+        for rank in {sender, receiver}:
+            counts[rank] = counts.get(rank, 0) + 1
+    ordered = sorted(counts.values(), reverse=True)
+    if len(ordered) > 1 and ordered[0] == ordered[1]:
+        return None
+    return max(counts, key=lambda rank: counts[rank])
+
+
+def _sides(row: Any, size: int) -> tuple[Sequence[int], Sequence[int]]:
+    """Return how much a member sends to each member and expects from each."""
+    shapes, outputs = row.shapes, row.output_shapes
+    if row.op == "all_to_all_single":
+        sends = row.input_splits or _even(shapes, size)
+        return sends, row.output_splits or _even(outputs, size)
+    if row.op == "all_to_all":
+        return [_elements(shape) for shape in shapes], [_elements(shape) for shape in outputs]
+    mine = _elements(shapes[0]) if len(shapes) == 1 else -1
+    return [mine] * size if mine >= 0 else (), [_elements(shape) for shape in outputs]
+
+
+def _even(shapes: Sequence[Sequence[int]], size: int) -> Sequence[int]:
+    return [shapes[0][0] // size] * size if shapes and shapes[0] else ()
+
+
+def _elements(shape: Sequence[int]) -> int:
+    total = 1
+    for length in shape:
+        total *= length
+    return total

@@ -1,0 +1,60 @@
+"""Sentences that the findings of one kind share: both sides of a disagreement, and who waits where."""
+
+from distdiag.analyzers._wording import counted, named, seconds, verb
+from distdiag.analyzers.investigation.incident import Absence, Disagreement, Incident, Surplus
+from distdiag.analyzers.investigation.issued import Issued
+from distdiag.analyzers.investigation.paths import short
+
+
+def both_sides(incident: Incident, disagreement: Disagreement) -> str:
+    """Return what each side issued, and where."""
+    divergence = disagreement.divergence
+    return (
+        f"{named(divergence.odd)} issued {side(incident, divergence.made, divergence.odd)}; "
+        f"{named(divergence.others)} issued {side(incident, divergence.expected, divergence.others)}"
+    )
+
+
+def side(incident: Incident, call: Issued | None, ranks: tuple[int, ...]) -> str:
+    """Return ``all_reduce of 15 float32 (train.py:88)``, or that there was none."""
+    return "no further call" if call is None else call.described() + at(incident, ranks)
+
+
+def at(incident: Incident, ranks: tuple[int, ...]) -> str:
+    """Return `` (train.py:88)``, or nothing where the line is not known."""
+    lines = {incident.sites[rank] for rank in ranks if rank in incident.sites}
+    return f" ({short(lines.pop())})" if len(lines) == 1 else ""
+
+
+def aftermath(disagreement: Disagreement) -> str:
+    """Return how long nobody noticed, as a sentence; nothing where it failed at once."""
+    paired = disagreement.divergence.paired_silently
+    if not paired:
+        return ""
+    return f" The next {counted(paired, 'call')} {'was' if paired == 1 else 'were'} paired wrongly without any error."
+
+
+def waiting(incident: Incident, absence: Absence) -> str:
+    """Return who waits for the absent, where, and how long before they gave up."""
+    wait = absence.wait
+    waiters = tuple(sorted(wait.waiters))
+    words = f"{named(waiters)} {verb(waiters, 'waits', 'wait')} for {verb(incident.culprits, 'it', 'them')}"
+    words += at(incident, waiters)
+    if wait.given_up_ns is not None:
+        lasted = seconds(wait.given_up_ns - wait.since_ns)
+        words = words.replace(" waits ", " waited ").replace(" wait ", " waited ") + f" and gave up after {lasted}"
+    further = sorted(set(incident.victims) - set(waiters))
+    return words + (f"; behind them {named(further)}" if further else "")
+
+
+def surplus(incident: Incident, basis: Surplus) -> str:
+    """Return the summary of a call that some ranks began after all others had ended."""
+    waiters = tuple(sorted(basis.wait.waiters))
+    reason = ""
+    if basis.forwards is not None:
+        reason = f" ({basis.forwards[0]} forwards begun against {basis.forwards[1]})"
+    return (
+        f"{named(waiters)} went on where {named(basis.ended)} had ended{reason}{incident.at_step}\n"
+        f"{named(waiters)} {verb(waiters, 'is', 'are')} in {incident.operation}{at(incident, waiters)}, "
+        f"which {named(basis.ended)} never issued."
+    )

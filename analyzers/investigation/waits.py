@@ -1,0 +1,267 @@
+"""Which operations never ended, who was blocked in them, and which of their members did not come."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from distdiag.analyzers.investigation.lives import Life, before_failure
+from distdiag.analyzers.investigation.queues import is_queued
+from distdiag.analyzers.investigation.rows import by_rank, records, whole
+from distdiag.analyzers.investigation.waitfor import Wait, WaitKind
+from distdiag.run import Run
+
+CREATIONS = ("init_process_group", "new_group")
+INIT = "init_process_group"
+ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
+"""Ops that some members may complete although others never came."""
+ANY_SOURCE = "recv_any_source"
+SENDS = frozenset({"send"})
+
+
+def blocked_calls(run: Run, lives: Mapping[int, Life]) -> pd.DataFrame:
+    """Return the calls that ranks were blocked in when they failed or their logs ended; none that a device runs."""
+    return run.calls[_blocking(run, lives)]
+
+
+def blocked_since(blocked: pd.DataFrame) -> Mapping[int, int]:
+    """Return since when each blocked rank was."""
+    return by_rank(blocked.groupby("rank")["start_ns"].min())
+
+
+def waits_of(run: Run, lives: Mapping[int, Life], blocked: pd.DataFrame) -> tuple[Wait, ...]:
+    """Return every operation that never ended, with who was blocked in it and who did not come."""
+    return (
+        *_collective_waits(run, blocked[~blocked["p2p"]]),
+        *_point_to_point_waits(run, blocked[blocked["p2p"]]),
+        *_creation_waits(run, lives),
+    )
+
+
+def _blocking(run: Run, lives: Mapping[int, Life]) -> npt.NDArray[np.bool_]:
+    """Return which calls held their rank: those that failed for good, else those it was still waiting in."""
+    calls = run.calls
+    held = ~is_queued(run)
+    blocking = calls["failed"].to_numpy() & before_failure(calls, lives) & held
+    failures = {rank: life.failed_ns for rank, life in lives.items() if life.failed_ns is not None}
+    for row in np.flatnonzero(blocking):
+        failed_ns = failures.get(int(calls["rank"].iloc[row]))
+        blocking[row] = failed_ns is not None and (whole(calls["end_ns"].iloc[row]) or 0) >= failed_ns
+    pending = np.flatnonzero((calls["end_ns"].isna() & ~calls["failed"] & ~calls["captured"]).to_numpy() & held)
+    pending = pending[~np.isin(calls["rank"].to_numpy()[pending], list(failures))]
+    blocking[pending] = _hold(run, calls.iloc[pending])
+    return blocking
+
+
+def _hold(run: Run, pending: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Return whether a rank was waiting in each of its calls without end, and not merely left it in flight."""
+    pulses = {int(row.rank): row for row in records(run.pulses.sort_values("time_ns", kind="stable"))}
+    calls = run.calls.loc[run.calls["rank"].isin(pending["rank"]), ["rank", "thread", "call"]]
+    last: Any = calls.groupby(["rank", "thread"], observed=True)["call"].max() if len(pending) else {}
+    return np.array([_holds(call, pulses.get(int(call.rank)), last) for call in records(pending)], dtype=bool)
+
+
+def _holds(call: Any, pulse: Any, last: Any) -> bool:
+    if pulse is None or pulse.time_ns < call.start_ns:
+        return bool(last[(call.rank, call.thread)] == call.call)
+    if len(pulse.waiting):
+        return call.call in pulse.waiting
+    return bool(call.thread != "MainThread" or pd.isna(pulse.path) or pulse.path == call.path)
+
+
+# ---- collectives ------------------------------------------------------------------------------------------------
+def _collective_waits(run: Run, blocked: pd.DataFrame) -> Iterator[Wait]:
+    if blocked.empty:
+        return
+    calls = run.calls[~run.calls["p2p"] & ~run.calls["captured"]]
+    keys, wanted = _operation_keys(calls), _operation_keys(blocked)
+    matching = calls[np.isin(keys, np.unique(wanted))]
+    held = set(zip(blocked["rank"].tolist(), blocked["call"].tolist(), strict=True))
+    firsts = calls.groupby(["group_key", "rank"], observed=True)["seq"].min()
+    for (key, seq), rows in matching.groupby(["group_key", "seq"], observed=True):
+        wait = _collective_wait(run, str(key), int(str(seq)), rows, held, firsts)
+        if wait is not None:
+            yield wait
+
+
+def _operation_keys(calls: pd.DataFrame) -> npt.NDArray[np.int64]:
+    groups = calls["group_key"].cat.codes.to_numpy().astype(np.int64)
+    return np.asarray((groups << 40) + calls["seq"].to_numpy())
+
+
+def _collective_wait(
+    run: Run, key: str, seq: int, rows: pd.DataFrame, held: set[tuple[int, int]], firsts: "pd.Series[int]"
+) -> Wait | None:
+    mine = [(rank, call) in held for rank, call in zip(rows["rank"].tolist(), rows["call"].tolist(), strict=True)]
+    blocked = rows[mine]
+    given_up_ns = _earliest(blocked[blocked["failed"]]["end_ns"])
+    came = rows if given_up_ns is None else rows[rows["start_ns"] <= given_up_ns]
+    waiters = frozenset(blocked["rank"]) & frozenset(came["rank"])
+    completed = bool((came["end_ns"].notna() & ~came["failed"]).any())
+    members = frozenset(rows["members"].iloc[0] or ())
+    # A log that begins later than this call cannot tell whether its rank was there.
+    unseen = {rank for rank in members if (key, rank) in firsts.index and firsts[(key, rank)] > seq}
+    absent = members - frozenset(came["rank"]) - unseen
+    op = str(rows["op"].iloc[0])
+    if not waiters or (completed and not (absent and op in ROOTED)):
+        return None
+    logged = frozenset(run.ranks)
+    return Wait(
+        kind=WaitKind.COLLECTIVE,
+        group=key,
+        number=seq,
+        waiters=waiters,
+        absent=absent & logged,
+        unknown=absent - logged,
+        since_ns=int(blocked["start_ns"].min()),
+        given_up_ns=given_up_ns,
+    )
+
+
+def _earliest(moments: "pd.Series[int]") -> int | None:
+    known = moments.dropna()
+    return int(known.min()) if len(known) else None
+
+
+# ---- point to point ---------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Channel:
+    """Messages are matched in order between the same two ranks on one group with one tag."""
+
+    group: str
+    source: int
+    destination: int
+    tag: int
+
+
+def _point_to_point_waits(run: Run, blocked: pd.DataFrame) -> Iterator[Wait]:
+    if blocked.empty:
+        return
+    calls = run.calls[run.calls["p2p"] & ~run.calls["captured"]]
+    numbers = _numbered(calls)
+    starts = {
+        (channel, number, sends): start
+        for (channel, number, sends), start in zip(numbers.values(), calls["start_ns"].tolist(), strict=True)
+        if channel is not None
+    }
+    logged = frozenset(run.ranks)
+    takes_any = {int(rank) for rank in calls[calls["op"] == ANY_SOURCE]["rank"]}
+    for row in records(blocked):
+        channel, number, sends = numbers[int(row.rank), int(row.call)]
+        given_up_ns = whole(row.end_ns) if row.failed else None
+        partner = None if channel is None else channel.destination if sends else channel.source
+        came = starts.get((channel, number, not sends)) if channel is not None else None
+        missing = came is None or (given_up_ns is not None and came > given_up_ns)
+        absent = frozenset() if partner is None or not missing else frozenset({partner})
+        uncertain = partner is None or (sends and partner in takes_any)
+        yield Wait(
+            kind=WaitKind.POINT_TO_POINT,
+            group=str(row.group_key),
+            number=int(row.seq),
+            waiters=frozenset({int(row.rank)}),
+            absent=frozenset() if uncertain else absent & logged,
+            unknown=absent - logged,
+            since_ns=int(row.start_ns),
+            given_up_ns=given_up_ns,
+            any_of=uncertain,
+        )
+
+
+def _numbered(calls: pd.DataFrame) -> dict[tuple[int, int], tuple[_Channel | None, int, bool]]:
+    """Return per call its channel, its number on it and whether it sends."""
+    counts: dict[tuple[_Channel, bool], int] = {}
+    numbers: dict[tuple[int, int], tuple[_Channel | None, int, bool]] = {}
+    for row in records(calls[["rank", "call", "op", "group_key", "peer", "tag"]]):
+        sends = row.op in SENDS
+        channel = None
+        peer = whole(row.peer)
+        if peer is not None and row.op != ANY_SOURCE:
+            ends = (int(row.rank), peer) if sends else (peer, int(row.rank))
+            channel = _Channel(str(row.group_key), *ends, whole(row.tag) or 0)
+        number = 0
+        if channel is not None:
+            number = counts[channel, sends] = counts.get((channel, sends), 0) + 1
+        numbers[int(row.rank), int(row.call)] = channel, number, sends
+    return numbers
+
+
+# ---- making groups ----------------------------------------------------------------------------------------------
+def _creation_waits(run: Run, lives: Mapping[int, Life]) -> Iterator[Wait]:
+    for phase in CREATIONS:
+        begun = _begun(run, phase)
+        for index in sorted({index for by_index in begun.values() for index in by_index}):
+            wait = _creation_wait(run, lives, phase, index, begun)
+            if wait is not None:
+                yield wait
+
+
+@dataclass(frozen=True, slots=True)
+class _Creation:
+    begin_ns: int
+    end_ns: int | None
+    failed: bool
+
+
+def _begun(run: Run, phase: str) -> Mapping[int, Mapping[int, _Creation]]:
+    """Return per rank and index when it asked for a group and when it came out again."""
+    mine = run.phases[(run.phases["phase"] == phase) & ~run.phases["local"]]
+    ends = {
+        (int(row.rank), int(row.number)): (int(row.time_ns), bool(row.failed))
+        for row in records(mine[mine["edge"] == "end"])
+    }
+    begun: dict[int, dict[int, _Creation]] = {}
+    for row in records(mine[mine["edge"] == "begin"].sort_values(["rank", "time_ns"])):
+        of_rank = begun.setdefault(int(row.rank), {})
+        end_ns, failed = ends.get((int(row.rank), int(row.number)), (None, False))
+        of_rank[len(of_rank)] = _Creation(int(row.time_ns), end_ns, failed)
+    return begun
+
+
+def _creation_wait(
+    run: Run, lives: Mapping[int, Life], phase: str, index: int, begun: Mapping[int, Mapping[int, _Creation]]
+) -> Wait | None:
+    here = {rank: by_index[index] for rank, by_index in begun.items() if index in by_index}
+    stuck = {
+        rank: each for rank, each in here.items() if each.end_ns is None or (each.failed and _final(lives[rank], each))
+    }
+    if not stuck:
+        return None
+    failures = [each.end_ns for each in stuck.values() if each.end_ns is not None]
+    given_up_ns = min(failures, default=None)
+    came = {rank for rank, each in here.items() if given_up_ns is None or each.begin_ns <= given_up_ns}
+    world = frozenset(range(run.world_size)) if run.world_size else frozenset(run.ranks)
+    logged = frozenset(run.ranks)
+    # Nobody gets through the very first meeting without all ranks: those without a log never came.
+    first_meeting = phase == INIT and len(stuck) == len(here)
+    never_came, unknown = _unlogged(run, phase, world, first_meeting=first_meeting)
+    return Wait(
+        kind=WaitKind.CREATION,
+        group=phase,
+        number=index,
+        waiters=frozenset(stuck) & frozenset(came),
+        absent=(world & logged) - came | never_came,
+        unknown=unknown,
+        since_ns=min(each.begin_ns for each in stuck.values()),
+        given_up_ns=given_up_ns,
+    )
+
+
+def _unlogged(
+    run: Run, phase: str, world: frozenset[int], *, first_meeting: bool
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Return which ranks without a log did not come to the making of a group, and of which nobody can say."""
+    unlogged, nobody = world - frozenset(run.ranks), frozenset[int]()
+    counted = run.phases[run.phases["phase"] == phase]["came"].dropna()
+    if counted.empty:
+        return (unlogged, nobody) if first_meeting else (nobody, unlogged)
+    missing = len(world) - int(counted.max())
+    if missing <= 0:
+        return nobody, nobody
+    return (unlogged, nobody) if len(unlogged) <= missing else (nobody, unlogged)
+
+
+def _final(life: Life, creation: _Creation) -> bool:
+    return life.failed_ns is not None and creation.end_ns is not None and creation.end_ns >= life.failed_ns

@@ -1,0 +1,200 @@
+"""Where a rank was, and what it was busy with, while others waited for it."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from distdiag.analyzers._wording import seconds
+from distdiag.analyzers.investigation.lives import CONNECTION, SECOND_NS, TIMEOUT, End, Life
+from distdiag.analyzers.investigation.paths import Frames, location
+from distdiag.analyzers.investigation.rows import newest
+from distdiag.run import Run
+
+SILENCE_NS = 3 * SECOND_NS
+"""Pulses come each second; a process that gave none for so long, and none after, was frozen or gone."""
+BUSY_SHARE = 0.1
+"""Of a processor. Waiting and giving signs of life takes 2 %; who computes may have to share its core."""
+OWN_PHASES = frozenset({"init_process_group", "new_group", "split_group", "destroy_process_group"})
+"""Phases that recording itself makes; all others are the user's."""
+WORDS_OF_CAUSES = (
+    ("checkpoint", ("checkpoint", "save", "ckpt")),
+    ("data-loading", ("data", "load", "token", "preprocess", "download")),
+    ("compile", ("compile",)),
+)
+"""What the name that a user gave a phase says of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whereabouts:
+    """The position of one rank at one moment."""
+
+    rank: int
+    cause: str
+    """As ``rank-missing`` names it: data-loading, checkpoint, compile, other-collective, exited, running, frozen …"""
+    doing: str
+    """What a sentence says: ``has been in its data loader``."""
+    frames: Frames
+    since_ns: int
+    step: int
+    phase: str | None = None
+    """The user's phase it was in."""
+    detail: str | None = None
+    """What compares this with how it was before."""
+    told: bool = True
+    """Whether anything tells where it was, and since when."""
+
+    @property
+    def site(self) -> str | None:
+        """Return the ``file:line`` of the innermost user frame."""
+        return location(self.frames[-1]) if self.frames else None
+
+
+def whereabouts(run: Run, life: Life, since_ns: int, until_ns: int) -> Whereabouts:
+    """Return where a rank was while others waited for it, from ``since_ns`` to ``until_ns``."""
+    place = _Place(run, life, since_ns, until_ns)
+    phase, batch = place.open_phase(), place.open_batch()
+    if life.end in (End.ORDERLY, End.HARD_EXIT) and life.end_ns <= until_ns:
+        return place.at("exited", "had already ended", life.end_ns)
+    if life.frozen or (life.end is End.SILENT and until_ns - life.last_ns > SILENCE_NS):
+        return place.frozen(life)
+    if phase is not None:
+        name = str(phase["phase"])
+        cause = place.activity() or _cause_of(name)
+        return place.at(cause, f'was in phase "{name}"', int(phase["time_ns"]), row=phase, phase=name)
+    if batch is not None:
+        detail = place.batches_before(batch)
+        return place.at("data-loading", "was in its data loader", int(batch["time_ns"]), row=batch, detail=detail)
+    activity = place.activity()
+    if activity is not None:
+        return place.at(activity, f"was busy with {activity.replace('-', ' ')}", place.last_call_ns())
+    if place.in_other_call():
+        return place.at("other-collective", "was in another collective", place.last_call_ns())
+    if place.moves():
+        return place.at("running", "was running other code", place.last_call_ns())
+    if life.end is End.UNTOLD:
+        return place.untold()
+    return place.at("unknown", "was somewhere else", place.last_call_ns())
+
+
+def _cause_of(phase: str) -> str:
+    lowered = phase.lower()
+    return next((cause for cause, words in WORDS_OF_CAUSES if any(word in lowered for word in words)), "running")
+
+
+class _Place:
+    """What the log of one rank says of a span of time."""
+
+    def __init__(self, run: Run, life: Life, since_ns: int, until_ns: int) -> None:
+        self._run, self._life = run, life
+        self._since_ns, self._until_ns = since_ns, until_ns
+        pulses = run.pulses[(run.pulses["rank"] == life.rank) & (run.pulses["time_ns"] <= until_ns)]
+        self._pulses = pulses.sort_values("time_ns")
+        calls = run.calls[(run.calls["rank"] == life.rank) & (run.calls["start_ns"] <= until_ns)]
+        self._last_call = newest(calls, "start_ns") if len(calls) else None
+
+    def at(
+        self,
+        cause: str,
+        doing: str,
+        since_ns: int,
+        *,
+        row: "pd.Series[Any] | None" = None,
+        phase: str | None = None,
+        detail: str | None = None,
+    ) -> Whereabouts:
+        """Return the position, with the deepest user frames known."""
+        return Whereabouts(
+            rank=self._life.rank,
+            cause=cause,
+            doing=doing,
+            frames=self._frames(row),
+            since_ns=since_ns,
+            step=self._step(),
+            phase=phase,
+            detail=detail,
+        )
+
+    def frozen(self, life: Life) -> Whereabouts:
+        """Return that a rank gave no sign of life."""
+        if life.end is not End.UNTOLD:
+            return self.at("frozen", "gave no sign of life", life.last_ns)
+        doing = "was held up on its host, so that not even the backend's own thread could run"
+        return replace(self.at("frozen", doing, self._since_ns), told=False)
+
+    def untold(self) -> Whereabouts:
+        """Return what the others' errors tell of a rank whose own log would not."""
+        said = [str(error) for error in self._run.calls["error"] if isinstance(error, str)]
+        gone = bool(said) and all(CONNECTION.search(error) and not TIMEOUT.search(error) for error in said)
+        place = self.at("exited", "was gone: the connections to it broke", self._since_ns)
+        if not gone:
+            place = self.at("unknown", "was somewhere that nothing here tells", self._since_ns)
+        return replace(place, told=False)
+
+    def open_phase(self) -> "pd.Series[Any] | None":
+        """Return the innermost phase of the user's that had begun and not ended."""
+        phases = self._run.phases
+        return self._open(phases[~phases["phase"].isin(OWN_PHASES)], ["number"])
+
+    def open_batch(self) -> "pd.Series[Any] | None":
+        """Return the batch that a data loader had been asked for and not given."""
+        return self._open(self._run.batches, ["loader", "batch"])
+
+    def _open(self, records: pd.DataFrame, identity: list[str]) -> "pd.Series[Any] | None":
+        mine = records[(records["rank"] == self._life.rank) & (records["time_ns"] <= self._until_ns)]
+        ended = mine[mine["edge"] == "end"].set_index(identity).index
+        begun = mine[mine["edge"] == "begin"]
+        still = begun[~begun.set_index(identity).index.isin(ended)]
+        return newest(still) if len(still) else None
+
+    def batches_before(self, batch: "pd.Series[Any]") -> str | None:
+        """Return how long this loader took for the batches before one that does not come."""
+        mine = self._run.batches[self._run.batches["rank"] == self._life.rank]
+        mine = mine[(mine["loader"] == batch["loader"]) & (mine["batch"] < batch["batch"])]
+        begun, ended = (mine[mine["edge"] == edge].set_index("batch")["time_ns"] for edge in ("begin", "end"))
+        durations = (ended - begun).dropna()
+        if durations.empty:
+            return None
+        return f"batch {int(batch['batch'])} does not come; its earlier ones took {seconds(float(durations.median()))}"
+
+    def activity(self) -> str | None:
+        """Return what the newest pulse says the main thread was doing."""
+        if self._pulses.empty or self._newest_pulse_ns() < self._since_ns:
+            return None
+        activity = self._pulses["activity"].iloc[-1]
+        return activity if isinstance(activity, str) else None
+
+    def moves(self) -> bool:
+        """Return whether the main thread was seen at several places, or using the processor."""
+        during = self._pulses[self._pulses["time_ns"] >= self._since_ns]
+        used = during["cpu_ns"].dropna()
+        passed = during["time_ns"].iloc[-1] - during["time_ns"].iloc[0] if len(used) > 1 else 0
+        busy = len(used) > 1 and int(used.iloc[-1] - used.iloc[0]) > passed * BUSY_SHARE
+        return busy or during["path"].dropna().nunique() > 1
+
+    def in_other_call(self) -> bool:
+        """Return whether its last call had not ended."""
+        call = self._last_call
+        return call is not None and bool(pd.isna(call["end_ns"])) and not bool(call["p2p"])
+
+    def last_call_ns(self) -> int:
+        """Return when it issued its last call, or began."""
+        return int(self._last_call["start_ns"]) if self._last_call is not None else self._life.first_ns
+
+    def _newest_pulse_ns(self) -> int:
+        return int(self._pulses["time_ns"].iloc[-1]) if len(self._pulses) else 0
+
+    def _frames(self, row: "pd.Series[Any] | None") -> Frames:
+        begun_ns = int(row["time_ns"]) if row is not None else 0
+        seen = self._pulses.dropna(subset=["path"])
+        if len(seen) and int(seen["time_ns"].iloc[-1]) >= max(begun_ns, self.last_call_ns()):
+            return self._run.paths.get(int(seen["path"].iloc[-1]), ())
+        if row is not None and not pd.isna(row["path"]):
+            return self._run.paths.get(int(row["path"]), ())
+        return self._run.paths.get(int(self._last_call["path"]), ()) if self._last_call is not None else ()
+
+    def _step(self) -> int:
+        steps = [int(self._pulses["step"].iloc[-1])] if len(self._pulses) else []
+        if self._last_call is not None:
+            steps.append(int(self._last_call["step"]))
+        return max(steps, default=0)

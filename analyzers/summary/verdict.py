@@ -1,0 +1,75 @@
+"""Which of several findings is the verdict."""
+
+from collections.abc import Iterable, Sequence
+
+from distdiag.analyzers._wording import counted, named
+from distdiag.analyzers.investigation.sources import healthy_confidence, in_words, recorded
+from distdiag.analyzers.investigation.trust import data_in_words
+from distdiag.findings import Finding, Severity, Verdict
+from distdiag.run import Run
+
+HEALTHY = "healthy"
+ROOTS = ("out-of-memory", "skipped-steps", "uneven-batches")
+"""They are found only where something died or stands still because of them: a root outranks its consequence."""
+FAMILIES = ("DD3", "DD5", "DD4", "DD7", "DD2", "DD6", "DD1")
+"""Stuck, numerics, memory, checkpoint, slow, data; what is wrong with the logs speaks last."""
+_SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.INFO)
+
+
+def by_gravity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings, the verdict's first; the order of logs and analyzers does not matter."""
+    return tuple(sorted(findings, key=_gravity))
+
+
+def _gravity(finding: Finding) -> tuple[bool, bool, int, int, str, tuple[int, ...], str]:
+    family = FAMILIES.index(finding.code[:3]) if finding.code[:3] in FAMILIES else len(FAMILIES)
+    root = finding.name in ROOTS and finding.severity is Severity.ERROR
+    return (
+        finding.severity is Severity.INFO,
+        not root,
+        family,
+        _SEVERITIES.index(finding.severity),
+        finding.code,
+        finding.culprits,
+        finding.summary,
+    )
+
+
+def verdict_of(run: Run, findings: Sequence[Finding]) -> Verdict:
+    """Return the gravest finding of at least a warning as the verdict, else that the run is healthy."""
+    grave = [finding for finding in findings if finding.severity is not Severity.INFO]
+    if not grave:
+        return _healthy(run)
+    first = grave[0]
+    return Verdict(
+        name=first.name,
+        summary=first.summary,
+        code=first.code,
+        culprits=first.culprits,
+        victims=first.victims,
+        group=first.group,
+        seq=first.seq,
+        op=first.op,
+        step=first.step,
+        site=first.site,
+        sites=first.sites,
+        cause=first.cause,
+        confidence=first.confidence,
+        evidence=first.evidence,
+        next_steps=first.action,
+    )
+
+
+def _healthy(run: Run) -> Verdict:
+    calls = counted(len(run.calls), "call")
+    if recorded(run) == frozenset(run.ranks):
+        steps = counted(run.steps["step"].nunique(), "step")
+        summary = f"{named(run.ranks)} ended in an orderly way: {steps}, {calls}, all of them matched"
+    else:
+        summary = f"nothing waits in vain and nothing disagrees in the {calls} told of {named(run.ranks)}"
+    return Verdict(
+        name=HEALTHY,
+        summary=summary,
+        confidence=healthy_confidence(run),
+        evidence=tuple(text for text in (in_words(run), data_in_words(run)) if text is not None),
+    )

@@ -1,0 +1,164 @@
+"""A directory of logs as a ``Run``: frames with declared columns on one clock, and what is wrong with the data."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import ibis
+import pandas as pd
+
+from distdiag import events
+from distdiag.engine import FILE, Engine
+from distdiag.errors import DistdiagError
+from distdiag.run.calls import UNKNOWN
+from distdiag.run.content import Content, read
+from distdiag.run.crashes import crash_frame, user_frames
+from distdiag.run.frames import CALL_COLUMNS, CRASH_COLUMNS
+from distdiag.run.launch import Launch, choose, processes_of
+from distdiag.run.logfiles import LogFile, discover
+from distdiag.run.quality import Quality
+from distdiag.run.window import Part, parts_of, window_bytes
+
+__all__ = ["CALL_COLUMNS", "CRASH_COLUMNS", "Quality", "Run", "load", "user_frames"]
+
+_KINDS = {events.kind_of(kind): kind for kind in events.EVENTS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
+class Run:
+    """The logs of one launch. Moments are wall-clock nanoseconds; ``path`` columns are keys of ``paths``."""
+
+    ranks: tuple[int, ...]
+    """Ranks with a readable log."""
+    world_size: int | None
+    missing: tuple[int, ...]
+    """Ranks of the world without a readable log."""
+    attempt: int
+    """The attempt analysed: the newest."""
+    headers: pd.DataFrame
+    """One row per rank."""
+    groups: pd.DataFrame
+    calls: pd.DataFrame
+    """One row per call with its signature and, where known, its end; ordered by rank and call."""
+    steps: pd.DataFrame
+    """One row per rank and step."""
+    phases: pd.DataFrame
+    batches: pd.DataFrame
+    memory: pd.DataFrame
+    numerics: pd.DataFrame
+    faults: pd.DataFrame
+    stacks: pd.DataFrame
+    pulses: pd.DataFrame
+    gc: pd.DataFrame
+    compiles: pd.DataFrame
+    replays: pd.DataFrame
+    statuses: pd.DataFrame
+    decisions: pd.DataFrame
+    dropped: pd.DataFrame
+    crashes: pd.DataFrame
+    paths: Mapping[int, tuple[str, ...]]
+    """Call sites by id, outermost frame first; the same frames have the same id on all ranks, 0 has none."""
+    quality: Quality
+    files: tuple[Path, ...] = ()
+    file_ranks: tuple[int, ...] = ()
+    engine: Engine = field(default_factory=Engine, repr=False)
+
+    def table(self, kind: str) -> ibis.Table:
+        """Return all records of a kind, whatever the frames' window, as a lazy Ibis table with the column ``rank``.
+
+        Times are the raw monotonic clock of each rank, paths and signatures its own numbers.
+        """
+        table = self.engine.read(self.files, _KINDS[kind])
+        ranks = ibis.array(list(self.file_ranks))
+        kept = table.drop("rank") if "rank" in table.columns else table
+        return kept.mutate(rank=ranks[kept[FILE]]).drop(FILE)
+
+
+def load(path: Path) -> Run:
+    """Read a directory of logs, or one log.
+
+    Raises ``DistdiagError`` when there is nothing that could be analysed: no such path, no log in it, no
+    readable record, only logs of a newer schema, logs of several processes in one file.
+    """
+    logs = discover(path)
+    launch = choose(processes_of(logs))
+    if not launch.members:
+        raise _nothing_to_analyse(path, logs, launch)
+    engine = Engine()
+    window = window_bytes(launch.members)
+    parts = parts_of(launch.members, window, engine)
+    content = read(engine, parts)
+    if not content.ranks:
+        raise _nothing_to_analyse(path, logs, launch)
+    quality = _quality(logs, launch, parts, content, window)
+    return Run(
+        ranks=content.ranks,
+        world_size=max(quality.world_sizes, default=None),
+        missing=quality.missing_ranks,
+        attempt=max(launch.members[rank].attempt for rank in content.ranks),
+        crashes=crash_frame({rank: process.files[0].path for rank, process in launch.members.items()}),
+        paths=content.paths,
+        quality=quality,
+        files=tuple(log.path for process in launch.members.values() for log in process.files),
+        file_ranks=tuple(rank for rank, process in launch.members.items() for _ in process.files),
+        engine=engine,
+        **content.frames,
+    )
+
+
+def _quality(
+    logs: Sequence[LogFile], launch: Launch, parts: Sequence[Part], content: Content, window: int | None
+) -> Quality:
+    worlds = sorted({header.world_size for header in content.headers.values() if header.world_size is not None})
+    read_ranks = frozenset(content.ranks)
+    dropped = content.frames["dropped"].groupby("rank")["records"].sum()
+    return Quality(
+        files=len(logs),
+        bytes=sum(log.used_bytes for log in logs),
+        missing_ranks=tuple(rank for rank in range(max(worlds, default=0)) if rank not in read_ranks),
+        empty_files=tuple(log.path.name for log in logs if not log.used_bytes and not log.torn),
+        unreadable_files=_unreadable(logs, parts, read_ranks),
+        unsupported_files=launch.unsupported,
+        undecodable_lines=_by_name(content.undecodable),
+        torn_files=tuple(part.log.path.name for part in parts if part.log.torn),
+        unknown_kinds=_by_name(content.unknown_kinds),
+        dropped_records=dict(zip(dropped.index.tolist(), dropped.tolist(), strict=True)),
+        unresolved_calls=int((content.frames["calls"]["op"] == UNKNOWN).sum()),
+        headerless_ranks=tuple(rank for rank in content.ranks if rank not in content.headers),
+        doubled_ranks=launch.doubled,
+        nameless_files=launch.nameless,
+        world_sizes=tuple(worlds),
+        run=launch.run,
+        other_runs=launch.other_runs,
+        older_attempts=launch.older_attempts,
+        clock_error_ns=content.clock_error_ns,
+        clock_corrections_ns=content.clock_corrections_ns,
+        window_bytes=window,
+    )
+
+
+def _nothing_to_analyse(path: Path, logs: Sequence[LogFile], launch: Launch) -> DistdiagError:
+    if launch.unsupported:
+        newer = ", ".join(sorted(set(launch.unsupported.values())))
+        return DistdiagError(
+            f"the logs in {path} are of schema {newer}; this version reads {events.SCHEMA}",
+            "analyse them with the version of distdiag that recorded them, or a newer one",
+        )
+    if not any(log.used_bytes or log.torn for log in logs):
+        return DistdiagError(f"all {len(logs)} logs in {path} are empty", "did the processes get as far as install()?")
+    if launch.nameless and not launch.members:
+        return DistdiagError(
+            f"no log in {path} says which rank it is of", "start the ranks with torchrun, or set RANK and WORLD_SIZE"
+        )
+    return DistdiagError(f"no readable record in {path}", "distdiag's logs hold one JSON object on each line")
+
+
+def _unreadable(logs: Sequence[LogFile], parts: Sequence[Part], ranks: Collection[int]) -> tuple[str, ...]:
+    """Return the files that hold something, but no record."""
+    nothing_whole = {log.path.name for log in logs if log.torn and not log.used_bytes}
+    return tuple(sorted(nothing_whole | {part.log.path.name for part in parts if part.rank not in ranks}))
+
+
+def _by_name(count: Counter[str]) -> dict[str, int]:
+    return {name: number for name, number in sorted(count.items()) if number > 0}

@@ -1,0 +1,164 @@
+"""What the chosen parts of the logs hold: frames on one clock, with call sites and groups that compare."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from distdiag import events
+from distdiag.engine import Engine
+from distdiag.errors import DistdiagError
+from distdiag.run.bulk import Rows, read_bulk
+from distdiag.run.calls import UNKNOWN, Columns, calls_frame, signatures_of
+from distdiag.run.clocks import clocks_of, corrections
+from distdiag.run.frames import CALL_COLUMNS, TIMES, Ranked, frame_of
+from distdiag.run.identity import Groups, Interned, Paths, interned
+from distdiag.run.records import Records, decode_lines
+from distdiag.run.steps import merged_steps
+from distdiag.run.window import Part
+
+FRAMES: Mapping[str, type[events.Event]] = {
+    "groups": events.Group,
+    "steps": events.Step,
+    "phases": events.Phase,
+    "batches": events.Batch,
+    "memory": events.Memory,
+    "numerics": events.Numerics,
+    "faults": events.Fault,
+    "stacks": events.Stack,
+    "pulses": events.Pulse,
+    "gc": events.GarbageCollection,
+    "compiles": events.Compile,
+    "replays": events.Replay,
+    "statuses": events.Status,
+    "decisions": events.Decision,
+    "dropped": events.Dropped,
+}
+"""Frames that hold the records of one kind as they are."""
+_INTERNED = (events.Path, events.Signature, events.Group)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """Everything that was read."""
+
+    ranks: tuple[int, ...]
+    headers: Mapping[int, events.Header]
+    frames: Mapping[str, pd.DataFrame]
+    """``calls``, ``headers`` and those of ``FRAMES``."""
+    paths: Mapping[int, tuple[str, ...]]
+    undecodable: Counter[str]
+    """Damaged lines by file name."""
+    unknown_kinds: Counter[str]
+    clock_corrections_ns: Mapping[int, int]
+    clock_error_ns: int | None
+
+
+def read(engine: Engine, parts: Sequence[Part]) -> Content:
+    """Read parts of logs.
+
+    Raises ``DistdiagError`` where one log holds the records of several processes.
+    """
+    lines = engine.other_lines([part.path for part in parts])
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        reading = pool.submit(read_bulk, engine, parts)  # while Python decodes the rest
+        records = decode_lines(parts, lines)
+        bulk = reading.result()
+    headers = _headers(records)
+    clocks = clocks_of(headers, {part.rank for part in parts})
+    offsets = {rank: clock.offset_ns for rank, clock in clocks.items()}
+    calls, paths = _calls(engine, parts, records, bulk, offsets)
+    damaged = [rows.damaged for rows in bulk.values()]
+    del bulk, reading  # as large as the frame that was made of it
+    added, error = corrections(calls, clocks)
+    offsets = {rank: offset + added.get(rank, 0) for rank, offset in offsets.items()}
+    frames = {name: frame_of(kind, records.by_kind[kind], paths.id_of, offsets) for name, kind in FRAMES.items()}
+    of_ranks = [Ranked(rank=rank, record=header) for rank, header in headers.items()]
+    frames |= {
+        "calls": _shifted(calls, added),
+        "headers": frame_of(events.Header, of_ranks, paths.id_of, offsets),
+        "groups": _each_once(frames["groups"]),
+        "steps": merged_steps(frames["steps"]),
+    }
+    return Content(
+        ranks=tuple(sorted(records.ranks | set(calls["rank"].unique().tolist()))),
+        headers=headers,
+        frames=frames,
+        paths=paths.frames,
+        undecodable=sum(damaged, records.undecodable),
+        unknown_kinds=records.unknown_kinds,
+        clock_corrections_ns={rank: shift for rank, shift in sorted(added.items()) if shift},
+        clock_error_ns=error,
+    )
+
+
+def _each_once(groups: pd.DataFrame) -> pd.DataFrame:
+    """Return groups without those that each segment of a log repeats."""
+    members = groups["ranks"].map(Interned().number)
+    repeated = groups.assign(members=members).duplicated(["rank", "group", "members"])
+    return groups[~repeated].reset_index(drop=True)
+
+
+def _headers(records: Records) -> dict[int, events.Header]:
+    """Return the header of each rank: its first, with the world size that a later one may know."""
+    found: dict[int, events.Header] = {}
+    for item in records.by_kind[events.Header]:
+        if not isinstance(item.record, events.Header):
+            continue
+        first = found.setdefault(item.rank, item.record)
+        if first.pid != item.record.pid:
+            raise DistdiagError(
+                f"the log of rank {item.rank} holds records of two processes (pid {first.pid} and {item.record.pid})",
+                "keep the file of each process as it was recorded, do not join files",
+            )
+        if first.world_size is None and item.record.world_size is not None:
+            found[item.rank] = item.record
+    return dict(sorted(found.items()))
+
+
+def _calls(
+    engine: Engine,
+    parts: Sequence[Part],
+    records: Records,
+    bulk: Mapping[type[events.Event], Rows],
+    offsets: Mapping[int, int],
+) -> tuple[pd.DataFrame, Paths]:
+    """Return the calls and the paths of all records."""
+    ranks = np.array([part.rank for part in parts], dtype=np.int64)
+    shifts = np.array([offsets[part.rank] for part in parts], dtype=np.int64)
+    calls, dones = (
+        Columns(ranks=ranks[rows.files], offsets=shifts[rows.files], arrow=rows.arrow)
+        for rows in (bulk[events.Call], bulk[events.Done])
+    )
+
+    def joined() -> tuple[pd.DataFrame, Paths]:
+        paths = interned(records.by_kind[events.Path])
+        groups = Groups(records.by_kind[events.Group])
+        return calls_frame(calls, dones, signatures_of(records.by_kind[events.Signature], paths, groups)), paths
+
+    frame, paths = joined()
+    cut = [part for part in parts if part.cut]
+    if cut and (frame["op"] == UNKNOWN).any():
+        _add_interned(engine, cut, records)
+        frame, paths = joined()
+    return frame, paths
+
+
+def _add_interned(engine: Engine, cut: Sequence[Part], records: Records) -> None:
+    """Add the interned records that stand in the parts of files that were not read."""
+    more = decode_lines(cut, engine.lines_of([part.log.path for part in cut], _INTERNED))
+    for kind in _INTERNED:
+        records.by_kind[kind] += more.by_kind[kind]
+
+
+def _shifted(calls: pd.DataFrame, added: Mapping[int, int]) -> pd.DataFrame:
+    if not any(added.values()):
+        return calls
+    ranks = calls["rank"].to_numpy()
+    table = np.zeros(int(ranks.max()) + 1, dtype=np.int64)
+    for rank, shift in added.items():
+        table[rank] = shift
+    return calls.assign(**{name: calls[name] + table[ranks] for name in CALL_COLUMNS if name in TIMES})

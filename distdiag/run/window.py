@@ -1,0 +1,83 @@
+"""How much of the logs is read: all of it, or the newest part of each rank where that is too much."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from distdiag import events
+from distdiag.engine import Engine
+from distdiag.run.launch import Process
+from distdiag.run.logfiles import LogFile
+
+WHOLE_BYTES = 320 << 20
+"""Logs up to this size are read whole, in about two seconds. Beyond, it is shared out between the ranks."""
+LEAST_BYTES = 64 << 10
+"""Read of every rank however many there are: about 250 calls with their ends."""
+HEAD_BYTES = 64 << 10
+"""Beginning of a segment that is cut: its header, groups and most of its interned records stand there."""
+UNUSED_BYTES = 64 << 10
+"""A longer tail of NULs is cut off rather than read over and over."""
+_LEANED_ON = tuple(
+    f'{{"kind":"{events.kind_of(kind)}"'.encode()
+    for kind in (events.Header, events.Group, events.Path, events.Signature)
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A file to read for a rank, and the log that it is a part of."""
+
+    rank: int
+    log: LogFile
+    path: Path
+    """The log itself, or a copy of a part of it."""
+    cut: bool
+    """Whether the copy lacks something from the middle of the log."""
+
+    @property
+    def damaged_end(self) -> bool:
+        """Return whether the file ends in something that is no line: NULs, or a torn line."""
+        return self.path == self.log.path and self.log.size_bytes > self.log.used_bytes
+
+
+def window_bytes(members: Mapping[int, Process]) -> int | None:
+    """Return how many of its newest bytes are read of each rank, None for all."""
+    total = sum(log.used_bytes for process in members.values() for log in process.files)
+    return None if total <= WHOLE_BYTES else max(LEAST_BYTES, WHOLE_BYTES // len(members))
+
+
+def parts_of(members: Mapping[int, Process], window: int | None, engine: Engine) -> tuple[Part, ...]:
+    """Return what is to be read, ranks and segments in order."""
+    return tuple(part for rank, process in members.items() for part in _parts_of(rank, process.files, window, engine))
+
+
+def _parts_of(rank: int, files: Sequence[LogFile], window: int | None, engine: Engine) -> list[Part]:
+    parts: list[Part] = []
+    left = window
+    for log in reversed(files):
+        if left is not None and left <= 0:
+            break
+        start = 0 if left is None else max(0, log.used_bytes - left)
+        parts.append(_part(rank, log, start, engine))
+        if left is not None:
+            left -= log.used_bytes
+    return parts[::-1]
+
+
+def _part(rank: int, log: LogFile, start: int, engine: Engine) -> Part:
+    if start <= HEAD_BYTES and log.size_bytes - log.used_bytes < UNUSED_BYTES:
+        return Part(rank=rank, log=log, path=log.path, cut=False)
+    with log.path.open("rb") as file:
+        if start <= HEAD_BYTES:
+            data = file.read(log.used_bytes)
+            return Part(rank=rank, log=log, path=engine.spool(log.path.name, data), cut=False)
+        head = file.read(HEAD_BYTES)
+        file.seek(start)
+        tail = file.read(log.used_bytes - start)
+    data = _without_detail(head[: head.rfind(b"\n") + 1]) + tail[tail.find(b"\n") + 1 :]
+    return Part(rank=rank, log=log, path=engine.spool(log.path.name, data), cut=True)
+
+
+def _without_detail(head: bytes) -> bytes:
+    """Return the lines that later ones lean on: calls from before a gap would look like calls that were left out."""
+    return b"".join(line for line in head.splitlines(keepends=True) if line.startswith(_LEANED_ON))
