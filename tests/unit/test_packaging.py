@@ -27,7 +27,7 @@ def setuptools_settings() -> dict[str, object]:
 def test_declared_packages_are_those_on_disk() -> None:
     folders = {package: ROOT / package.replace(".", "/") for package in ("distdiag", *MAPPED)}
     on_disk = {
-        ".".join((package, *each.parent.relative_to(folder).parts))
+        ".".join((package, *each.parent.relative_to(folder.resolve()).parts))
         for package, folder in folders.items()
         for each in folder.resolve().rglob("__init__.py")
     }
