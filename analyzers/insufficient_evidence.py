@@ -39,7 +39,8 @@ def analyze(run: Run) -> Iterator[Finding]:
     yield from _worlds(run)
     yield from _apart(run)
     yield from _lost(run)
-    if all(frame.empty for frame in (run.calls, run.steps, run.phases, run.faults, run.statuses)):
+    records = (run.calls, run.steps, run.phases, run.faults, run.statuses)
+    if not run.only_measured and all(frame.empty for frame in records):
         yield _finding(
             f"the logs of {named(run.ranks)} hold no call, step, phase or fault",
             (f"{counted(run.quality.files, 'file')} of {run.quality.bytes} bytes",),

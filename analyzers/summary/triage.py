@@ -43,6 +43,8 @@ def triage(
 
     ``measured`` and ``places`` are what ``performance`` and ``positions`` returned, for callers that have it already.
     """
+    if run.only_measured:
+        return {}  # the questions are asked of logs
     measured = performance(run) if measured is None else measured
     return {
         POSITION: _positions(positions(run) if places is None else places),

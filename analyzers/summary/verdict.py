@@ -61,6 +61,8 @@ def verdict_of(run: Run, findings: Sequence[Finding]) -> Verdict:
 
 
 def _healthy(run: Run) -> Verdict:
+    if run.only_measured:
+        return _nothing_in_tables(run)
     calls = counted(len(run.calls), "call")
     if recorded(run) == frozenset(run.ranks):
         steps = counted(run.steps["step"].nunique(), "step")
@@ -73,3 +75,9 @@ def _healthy(run: Run) -> Verdict:
         confidence=healthy_confidence(run),
         evidence=tuple(text for text in (in_words(run), data_in_words(run)) if text is not None),
     )
+
+
+def _nothing_in_tables(run: Run) -> Verdict:
+    ranks = sorted({*run.operations["rank"].tolist(), *run.profiles["rank"].tolist()})
+    rows = " and ".join(f"{number:,} {name}" for name, number in run.quality.measured_rows.items())
+    return Verdict(name=HEALTHY, summary=f"nothing stands out in the {rows} measured on {counted(len(ranks), 'rank')}")

@@ -1,7 +1,7 @@
-"""Foreign files become the records of a log, so that the same analyzers meet them.
+"""Foreign files become the records of a log, so that the same analyzers meet them, or tables of measurements.
 
 To add an importer, write a module with ``NAME``, ``recognises(path, head)`` and ``read(files)`` and name it in
-``IMPORTERS``.
+``IMPORTERS`` if it reads records, in ``TABLES`` if it reads measurements.
 """
 
 import dataclasses
@@ -14,31 +14,51 @@ from pathlib import Path
 from distdiag import run
 from distdiag.errors import DistdiagError
 from distdiag.importers import flight_recorder, stacks, stderr
-from distdiag.importers._contract import Imported, Importer
+from distdiag.importers._contract import Imported, Importer, Measured, TableImporter
 from distdiag.importers._merging import merged
 from distdiag.importers._sorting import Sorted, sorted_files
-from distdiag.run import Run
+from distdiag.run import Measurements, Quality, Run
 
-__all__ = ["IMPORTERS", "Imported", "Importer", "load"]
+__all__ = ["IMPORTERS", "TABLES", "Imported", "Importer", "Measured", "TableImporter", "load"]
 
 IMPORTERS: tuple[Importer, ...] = (flight_recorder, stacks, stderr)
 """In the order of trust: where two sources tell the calls of one rank, the first one's are taken."""
 
 
+TABLES: tuple[TableImporter, ...] = ()
+
+
 def load(path: Path) -> Run:
-    """Read whatever a directory holds as a run: own logs as they are, foreign files converted.
+    """Read whatever a directory holds as a run: own logs as they are, foreign files converted, tables beside them.
 
     Raises ``DistdiagError`` when there is nothing that could be analysed.
     """
-    files = sorted_files(path, IMPORTERS)
+    files = sorted_files(path, IMPORTERS, TABLES)
+    tables, notes = _measured(files.tables)
+    imported, unread = _read(files.foreign)
+    notes = (*notes, *unread)
+    if tables.rows and not files.own and not imported:
+        return run.measured(tables, _told(Quality(files=0, bytes=0), files, tables, notes))
+    loaded = _records(path, files, imported, notes)
+    if not tables.rows:
+        return loaded
+    return dataclasses.replace(
+        loaded,
+        operations=tables.operations,
+        profiles=tables.profiles,
+        quality=_told(loaded.quality, files, tables, notes),
+    )
+
+
+def _records(path: Path, files: Sorted, imported: Sequence[Imported], notes: tuple[str, ...]) -> Run:
+    """Return the run of own logs and of the records of other sources."""
     if not files.foreign:
         if path.is_file() and not files.own:
             raise DistdiagError(
                 f"nothing in {path} is understood",
-                "it is no log of a rank, no dump, and no output in which something tells of a failure",
+                "it is no log of a rank, no dump, no table of operations, and no output that tells of a failure",
             )
         return run.load(path)
-    imported, notes = _read(files.foreign)
     if not imported and not files.own:
         if set(files.foreign) == {stderr}:
             raise DistdiagError(
@@ -55,15 +75,33 @@ def load(path: Path) -> Run:
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
-    quality = dataclasses.replace(
-        loaded.quality,
-        files=len(files.own) + sum(map(len, files.foreign.values())),
+    # The engine reads the files as long as any run made of this one lives.
+    weakref.finalize(loaded.engine, shutil.rmtree, directory, ignore_errors=True)
+    return dataclasses.replace(loaded, quality=_told(loaded.quality, files, Measurements(), notes))
+
+
+def _told(quality: Quality, files: Sorted, tables: Measurements, notes: tuple[str, ...]) -> Quality:
+    return dataclasses.replace(
+        quality,
+        files=sum(1 for _ in files.all),
         bytes=sum(file.stat().st_size for file in files.all),
+        measured_rows=tables.rows,
         notes=(*notes, *files.notes),
     )
-    converted = dataclasses.replace(loaded, quality=quality)
-    weakref.finalize(converted, shutil.rmtree, directory, ignore_errors=True)
-    return converted
+
+
+def _measured(found: Mapping[TableImporter, Sequence[Path]]) -> tuple[Measurements, tuple[str, ...]]:
+    """Return the tables of all importers as one, and what they could not read."""
+    measured = [importer.read(files) for importer, files in found.items()]
+    tables = Measurements()
+    for each in measured:
+        tables = dataclasses.replace(
+            tables,
+            operations=each.tables.operations if len(each.tables.operations) else tables.operations,
+            profiles=each.tables.profiles if len(each.tables.profiles) else tables.profiles,
+            world_size=each.tables.world_size or tables.world_size,
+        )
+    return tables, tuple(note for each in measured for note in each.notes)
 
 
 def _read(foreign: Mapping[Importer, Sequence[Path]]) -> tuple[tuple[Imported, ...], tuple[str, ...]]:

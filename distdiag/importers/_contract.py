@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from distdiag.events import Event
+from distdiag.run import Measurements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,3 +37,28 @@ class Importer(Protocol):
 
     def read(self, files: Sequence[Path]) -> Iterable[Imported]:
         """Yield what the files tell, by rank and attempt; what cannot be read becomes a note."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Measured:
+    """What foreign files hold that are tables of measurements instead of records."""
+
+    tables: Measurements
+    notes: tuple[str, ...] = ()
+    """What could not be read, in words."""
+
+
+class TableImporter(Protocol):
+    """What an importer module of such files has to have."""
+
+    __name__: str
+    NAME: str
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        """Return whether a file is of this kind, by the beginning of its content."""
+
+    def read(self, files: Sequence[Path]) -> Measured:
+        """Return what all these files hold together.
+
+        Raises ``DistdiagError`` where they cannot be read or do not belong together.
+        """

@@ -4,8 +4,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol, TypeVar
 
-from distdiag.importers._contract import Importer
+from distdiag.importers._contract import Importer, TableImporter
 from distdiag.journal.segments import segments_of
 
 HEAD_BYTES = 64 << 10
@@ -17,6 +18,16 @@ OWN_BESIDES = ".crash.txt"
 """What recording leaves beside its logs."""
 
 
+class Recognising(Protocol):
+    """What knows its files by the beginning of their content."""
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        """Return whether a file is of this kind."""
+
+
+Recogniser = TypeVar("Recogniser", bound=Recognising)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sorted:
     """The files of a directory by who can read them."""
@@ -24,35 +35,43 @@ class Sorted:
     own: tuple[Path, ...] = ()
     foreign: Mapping[Importer, tuple[Path, ...]] = field(default_factory=dict)
     """In the order of the importers."""
+    tables: Mapping[TableImporter, tuple[Path, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
     def all(self) -> Iterator[Path]:
         """Yield every file that is read."""
         yield from self.own
-        for files in self.foreign.values():
+        for files in (*self.foreign.values(), *self.tables.values()):
             yield from files
 
 
-def sorted_files(path: Path, importers: Sequence[Importer]) -> Sorted:
-    """Return the files below ``path``, or ``path`` itself, by who can read them; whatever nobody knows is left out."""
+def sorted_files(path: Path, importers: Sequence[Importer], tables: Sequence[TableImporter] = ()) -> Sorted:
+    """Return the files below ``path``, or ``path`` itself, by who can read them; whatever nobody knows is left out.
+
+    Importers of tables are asked first: text that tells of failures may stand in anything.
+    """
     own = _own(path)
     found: dict[Importer, list[Path]] = {}
+    measured: dict[TableImporter, list[Path]] = {}
     unknown: list[str] = []
     closed: list[str] = []
     for file in _below(path, set(own)):
         try:
-            importer = _importer_of(file, importers)
+            head = _head(file)
         except OSError:
             closed.append(file.name)
             continue
-        if importer is None:
-            unknown.append(file.name)
-        else:
+        if (table := _first(tables, file, head)) is not None:
+            measured.setdefault(table, []).append(file)
+        elif (importer := _first(importers, file, head)) is not None:
             found.setdefault(importer, []).append(file)
+        else:
+            unknown.append(file.name)
     return Sorted(
         own=own,
         foreign={importer: tuple(found[importer]) for importer in importers if importer in found},
+        tables={table: tuple(measured[table]) for table in tables if table in measured},
         notes=(
             *_note(closed, "may not be read"),
             *_note(unknown, "of no kind that is known"),
@@ -88,9 +107,12 @@ def _below(path: Path, own: set[Path]) -> Iterator[Path]:
             yield file
 
 
-def _importer_of(file: Path, importers: Sequence[Importer]) -> Importer | None:
+def _head(file: Path) -> bytes:
     with file.open("rb") as opened:
-        head = opened.read(HEAD_BYTES)
+        return opened.read(HEAD_BYTES)
+
+
+def _first(importers: Sequence[Recogniser], file: Path, head: bytes) -> Recogniser | None:
     return next((importer for importer in importers if head and importer.recognises(file, head)), None)
 
 

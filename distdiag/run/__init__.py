@@ -17,10 +17,29 @@ from distdiag.run.crashes import crash_frame, user_frames
 from distdiag.run.frames import CALL_COLUMNS, CRASH_COLUMNS
 from distdiag.run.launch import Launch, choose, processes_of
 from distdiag.run.logfiles import LogFile, discover
+from distdiag.run.measurements import (
+    OPERATION_COLUMNS,
+    PROFILE_COLUMNS,
+    Measurements,
+    frames_without_records,
+    no_operations,
+    no_profiles,
+)
 from distdiag.run.quality import Quality
 from distdiag.run.window import Part, parts_of, window_bytes
 
-__all__ = ["CALL_COLUMNS", "CRASH_COLUMNS", "Quality", "Run", "load", "user_frames"]
+__all__ = [
+    "CALL_COLUMNS",
+    "CRASH_COLUMNS",
+    "OPERATION_COLUMNS",
+    "PROFILE_COLUMNS",
+    "Measurements",
+    "Quality",
+    "Run",
+    "load",
+    "measured",
+    "user_frames",
+]
 
 _KINDS = {events.kind_of(kind): kind for kind in events.EVENTS}
 
@@ -62,7 +81,16 @@ class Run:
     quality: Quality
     files: tuple[Path, ...] = ()
     file_ranks: tuple[int, ...] = ()
+    operations: pd.DataFrame = field(default_factory=no_operations)
+    """One row per operation that another tool measured."""
+    profiles: pd.DataFrame = field(default_factory=no_profiles)
+    """One row per rank that another tool profiled."""
     engine: Engine = field(default_factory=Engine, repr=False)
+
+    @property
+    def only_measured(self) -> bool:
+        """Return whether there are measurements of other tools, and no logs beside them."""
+        return not self.ranks and not (self.operations.empty and self.profiles.empty)
 
     def table(self, kind: str) -> ibis.Table:
         """Return all records of a kind, whatever the frames' window, as a lazy Ibis table with the column ``rank``.
@@ -104,6 +132,24 @@ def load(path: Path) -> Run:
         file_ranks=tuple(rank for rank, process in launch.members.items() for _ in process.files),
         engine=engine,
         **content.frames,
+    )
+
+
+def measured(measurements: Measurements, quality: Quality) -> Run:
+    """Return a run of measurements alone: no ranks with logs, so none that could be missing."""
+    return Run(
+        ranks=(),
+        world_size=measurements.world_size,
+        missing=(),
+        attempt=0,
+        paths={0: ()},
+        operations=measurements.operations,
+        profiles=measurements.profiles,
+        quality=quality,
+        files=(),
+        file_ranks=(),
+        engine=Engine(),
+        **frames_without_records(),
     )
 
 

@@ -44,6 +44,8 @@ class Quality:
     clock_corrections_ns: Mapping[int, int] = field(default_factory=dict)
     window_bytes: int | None = None
     """Newest bytes per rank that were read; None when the logs were read whole."""
+    measured_rows: Mapping[str, int] = field(default_factory=dict)
+    """Rows of each table that other tools measured."""
     notes: tuple[str, ...] = ()
     """What could not be read of files of other tools, in words."""
 

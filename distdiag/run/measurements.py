@@ -1,0 +1,66 @@
+"""What other tools measured: tables of operations and of profiled ranks, which are no records of a log."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from distdiag import events
+from distdiag.run.content import FRAMES
+from distdiag.run.frames import CALL_COLUMNS, CRASH_COLUMNS, columns_of, empty
+
+OPERATION_COLUMNS: Mapping[str, str] = {
+    "rank": "int64",
+    "dp": "int64",
+    "stage": "int64",
+    "step": "int64",
+    "op": "category",
+    "seq": "int64",
+    "chunk": "int64",
+    "microbatch": "int64",
+    "global_chunk": "int64",
+    "start_ns": "int64",
+    "duration_ns": "int64",
+}
+"""One row per operation of a worker, which is one data-parallel rank of one pipeline stage. ``seq`` counts the
+operations of one kind on one worker in one step, from 0; ``start_ns`` counts from the first operation of the step;
+``chunk``, ``microbatch`` and ``global_chunk`` are -1 where they have no meaning."""
+
+PROFILE_COLUMNS: Mapping[str, str] = {"rank": "int64"}
+"""One row per profiled rank."""
+
+
+def no_operations() -> pd.DataFrame:
+    """Return the frame of operations without rows."""
+    return empty(OPERATION_COLUMNS)
+
+
+def no_profiles() -> pd.DataFrame:
+    """Return the frame of profiled ranks without rows."""
+    return empty(PROFILE_COLUMNS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Measurements:
+    """The tables that the files of other tools held."""
+
+    operations: pd.DataFrame = field(default_factory=no_operations)
+    profiles: pd.DataFrame = field(default_factory=no_profiles)
+    world_size: int | None = None
+    """Devices of the whole job, measured or not, where a file tells."""
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Return the number of rows by table, of tables that have any."""
+        tables = {"operations": self.operations, "profiles": self.profiles}
+        return {name: len(table) for name, table in tables.items() if len(table)}
+
+
+def frames_without_records() -> dict[str, pd.DataFrame]:
+    """Return every frame of a run's records with its columns, and without rows."""
+    frames = {name: empty(columns_of(kind)) for name, kind in FRAMES.items()}
+    return frames | {
+        "headers": empty(columns_of(events.Header)),
+        "calls": empty(CALL_COLUMNS),
+        "crashes": empty(CRASH_COLUMNS),
+    }
