@@ -381,6 +381,8 @@ class Pulse(Event, kw_only=True, tag="pulse"):
     rss_bytes: int | None = None
     stall_after_seconds: float | None = None
     """The stall limit in force for the present phase."""
+    still_ns: int | None = None
+    """How long the main thread has shown no progress; above the limit, outside phases of the user, it is stalled."""
 
 
 class Dropped(Event, kw_only=True, tag="dropped"):

@@ -95,6 +95,7 @@ class Pulse:
                 cpu_ns=time.process_time_ns(),
                 rss_bytes=self._process.memory_info().rss,
                 stall_after_seconds=limit_ns / 1e9,
+                still_ns=now - self._moved_ns,
             )
         )
         del frame  # it would keep the main thread's locals alive until the next beat

@@ -40,6 +40,18 @@ def file_name(stem: str, attempt: int, segment: int) -> str:
     return stem + (f".attempt{attempt}" if attempt else "") + (f".{segment:04d}" if segment else "") + ".jsonl"
 
 
+def place_of(name: str) -> tuple[str, int, int] | None:
+    """Return stem, attempt and segment that the name of a log file tells; None for any other file."""
+    match = _NAME.fullmatch(name)
+    return (match["stem"], int(match["attempt"] or 0), int(match["segment"] or 0)) if match else None
+
+
+def rank_of(stem: str) -> int | None:
+    """Return the rank that a stem tells, if it tells one."""
+    match = _RANK.fullmatch(stem)
+    return int(match[1]) if match else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
     """The log of one process: its files in the order in which they were written."""
@@ -51,8 +63,7 @@ class Log:
     @property
     def rank(self) -> int | None:
         """The rank that the name tells, if it tells one."""
-        match = _RANK.fullmatch(self.stem)
-        return int(match[1]) if match else None
+        return rank_of(self.stem)
 
 
 def segments_of(directory: Path) -> list[Log]:
