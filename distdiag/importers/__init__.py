@@ -13,7 +13,7 @@ from pathlib import Path
 
 from distdiag import run
 from distdiag.errors import DistdiagError
-from distdiag.importers import flight_recorder, stacks, stderr
+from distdiag.importers import flight_recorder, op_tables, profiler, stacks, stderr
 from distdiag.importers._contract import Imported, Importer, Measured, TableImporter
 from distdiag.importers._merging import merged
 from distdiag.importers._sorting import Sorted, sorted_files
@@ -25,7 +25,7 @@ IMPORTERS: tuple[Importer, ...] = (flight_recorder, stacks, stderr)
 """In the order of trust: where two sources tell the calls of one rank, the first one's are taken."""
 
 
-TABLES: tuple[TableImporter, ...] = ()
+TABLES: tuple[TableImporter, ...] = (op_tables, profiler)
 
 
 def load(path: Path) -> Run:
@@ -46,6 +46,7 @@ def load(path: Path) -> Run:
         loaded,
         operations=tables.operations,
         profiles=tables.profiles,
+        collectives=tables.collectives,
         quality=_told(loaded.quality, files, tables, notes),
     )
 
@@ -99,6 +100,7 @@ def _measured(found: Mapping[TableImporter, Sequence[Path]]) -> tuple[Measuremen
             tables,
             operations=each.tables.operations if len(each.tables.operations) else tables.operations,
             profiles=each.tables.profiles if len(each.tables.profiles) else tables.profiles,
+            collectives=each.tables.collectives if len(each.tables.collectives) else tables.collectives,
             world_size=each.tables.world_size or tables.world_size,
         )
     return tables, tuple(note for each in measured for note in each.notes)

@@ -22,6 +22,12 @@ def rank_in_name(path: Path) -> int | None:
     return rank if rank is not None and rank <= MAX_RANK else None
 
 
+def told_rank_in_name(path: Path) -> int | None:
+    """Return the rank that a file's name tells by what follows the word ``rank``."""
+    named = _NAMED_RANK.findall(path.name)
+    return int(named[-1]) if named and int(named[-1]) <= MAX_RANK else None
+
+
 def rank_of(path: Path, groups: Iterable[tuple[int, ...]]) -> int | None:
     """Return the rank of a dump whose process is a member of all of ``groups``.
 

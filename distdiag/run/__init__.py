@@ -18,10 +18,12 @@ from distdiag.run.frames import CALL_COLUMNS, CRASH_COLUMNS
 from distdiag.run.launch import Launch, choose, processes_of
 from distdiag.run.logfiles import LogFile, discover
 from distdiag.run.measurements import (
+    COLLECTIVE_COLUMNS,
     OPERATION_COLUMNS,
     PROFILE_COLUMNS,
     Measurements,
     frames_without_records,
+    no_collectives,
     no_operations,
     no_profiles,
 )
@@ -30,6 +32,7 @@ from distdiag.run.window import Part, parts_of, window_bytes
 
 __all__ = [
     "CALL_COLUMNS",
+    "COLLECTIVE_COLUMNS",
     "CRASH_COLUMNS",
     "OPERATION_COLUMNS",
     "PROFILE_COLUMNS",
@@ -84,7 +87,9 @@ class Run:
     operations: pd.DataFrame = field(default_factory=no_operations)
     """One row per operation that another tool measured."""
     profiles: pd.DataFrame = field(default_factory=no_profiles)
-    """One row per rank that another tool profiled."""
+    """One row per device of a trace that another tool recorded."""
+    collectives: pd.DataFrame = field(default_factory=no_collectives)
+    """One row per communication kernel in such traces."""
     engine: Engine = field(default_factory=Engine, repr=False)
 
     @property
@@ -100,7 +105,7 @@ class Run:
         table = self.engine.read(self.files, _KINDS[kind])
         ranks = ibis.array(list(self.file_ranks))
         kept = table.drop("rank") if "rank" in table.columns else table
-        return kept.mutate(rank=ranks[kept[FILE]]).drop(FILE)
+        return kept.mutate(rank=ranks[kept[FILE]].cast("int64")).drop(FILE)
 
 
 def load(path: Path) -> Run:
@@ -145,6 +150,7 @@ def measured(measurements: Measurements, quality: Quality) -> Run:
         paths={0: ()},
         operations=measurements.operations,
         profiles=measurements.profiles,
+        collectives=measurements.collectives,
         quality=quality,
         files=(),
         file_ranks=(),

@@ -1,0 +1,160 @@
+"""Measures what each device of a trace did, exactly.
+
+The definitions are HTA's, with what is wrong in them put right. Device activity is kernels and copies on a stream,
+never annotations or synchronisation. The last step of a trace is left out, because it may be cut: what was
+*launched* before that step counts. The window reaches from the first start to the last end of what counts, and
+everything the device did in it is busy time, whoever launched it.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from distdiag.importers._traces.counted import Counted
+from distdiag.importers._traces.intervals import Gaps, Intervals, gaps, shared_ns, together, union
+from distdiag.importers._traces.timeline import Communication, Idle, Kernel, Queue, Stream, Timeline
+from distdiag.importers._traces.times import Numbers
+from distdiag.importers._traces.trace import COMMUNICATION, COMPUTE, MEMORY, Trace
+
+SHORT_GAP_NS = 30_000
+"""A device needs a few microseconds from one kernel to the next; longer gaps with work queued have another cause."""
+FULL_QUEUE = 1024
+"""Launches that CUDA lets wait on a stream before the host blocks."""
+MOST_KERNELS = 10
+KINDS = {COMPUTE: "compute", COMMUNICATION: "communication", MEMORY: "memory"}
+
+
+def timelines(trace: Trace, short_gap_ns: int = SHORT_GAP_NS) -> Iterator[Timeline]:
+    """Yield what each device of a trace did; nothing for a trace without device activity that counts."""
+    counted = Counted(trace)
+    for device in np.unique(trace.activity.device[counted.kept]).tolist():
+        yield _Device(trace, counted, device, short_gap_ns).timeline()
+
+
+class _Device:
+    """The activity of one device, clipped to its window."""
+
+    def __init__(self, trace: Trace, counted: Counted, device: int, short_gap_ns: int) -> None:
+        """Clip."""
+        activity = trace.activity
+        self._trace, self._counted, self._device, self._short_gap_ns = trace, counted, device, short_gap_ns
+        self._on_device = activity.device == device
+        self._kept = self._on_device & counted.kept
+        self._first = int(activity.start_ns[self._kept].min())
+        self._last = int(activity.end_ns[self._kept].max())
+        overlaps = (activity.start_ns < self._last) & (activity.end_ns > self._first)
+        self._rows = np.flatnonzero(self._on_device & overlaps | self._kept)
+        self._start = np.maximum(activity.start_ns[self._rows], self._first)
+        self._end = np.minimum(activity.end_ns[self._rows], self._last)
+        self._kind, self._stream = activity.kind[self._rows], activity.stream[self._rows]
+        self._launched = counted.launched_ns[self._rows]
+
+    def timeline(self) -> Timeline:
+        """Return what the device did."""
+        everything = union(self._start, self._end)
+        compute, communication, memory = (self._of_kind(kind) for kind in (COMPUTE, COMMUNICATION, MEMORY))
+        window_ns = self._last - self._first
+        return Timeline(
+            device=self._device,
+            steps=self._counted.steps,
+            window_start_ns=self._first + self._trace.base_ns,
+            window_ns=window_ns,
+            idle_ns=window_ns - everything.covered_ns,
+            compute_ns=compute.covered_ns,
+            communication_ns=communication.covered_ns,
+            exposed_ns=communication.covered_ns - shared_ns(communication, compute),
+            memory_ns=memory.covered_ns,
+            activities=int(self._kept.sum()),
+            without_launch=int((self._on_device & ~self._counted.launched).sum()),
+            in_last_step=int((self._on_device & self._counted.launched & ~self._kept).sum()),
+            idle=self._idle(gaps(self._start, self._end), self._launched),
+            launch_delays_ns=self._delays(),
+            streams=tuple(self._streams()),
+            kernels=self._kernels(),
+            groups=tuple(self._groups(compute)),
+            notes=self._counted.notes,
+        )
+
+    def _of_kind(self, kind: int) -> Intervals:
+        chosen = self._kind == kind
+        return union(self._start[chosen], self._end[chosen])
+
+    def _idle(self, found: Gaps, launched_ns: Numbers) -> Idle:
+        late = launched_ns[found.ended_by] > found.begin_ns
+        short = ~late & (found.length_ns < self._short_gap_ns)
+        return Idle(
+            host_wait_ns=int(found.length_ns[late].sum()),
+            kernel_wait_ns=int(found.length_ns[short].sum()),
+            other_wait_ns=int(found.length_ns[~late & ~short].sum()),
+        )
+
+    def _delays(self) -> tuple[int, int, int] | None:
+        counted = self._kept & self._counted.launched
+        if not counted.any():
+            return None
+        delays = self._trace.activity.start_ns[counted] - self._counted.launched_ns[counted]
+        tenth, half, most = np.quantile(delays, (0.1, 0.5, 0.9)).round().astype(np.int64).tolist()
+        return tenth, half, most
+
+    def _streams(self) -> Iterator[Stream]:
+        for stream in np.unique(self._stream).tolist():
+            here = self._stream == stream
+            found = gaps(self._start[here], self._end[here])
+            yield Stream(
+                stream=stream,
+                activities=int(here.sum()),
+                busy_ns=union(self._start[here], self._end[here]).covered_ns,
+                idle=self._idle(found, self._launched[here]) if len(found.length_ns) else None,
+                queue=self._queue(stream),
+            )
+
+    def _queue(self, stream: int) -> Queue | None:
+        """Return the queue of a stream, from the launches of what counts."""
+        counted = self._kept & self._counted.launched & (self._trace.activity.stream == stream)
+        launched, started = self._counted.launched_ns[counted], self._trace.activity.start_ns[counted]
+        if not len(launched):
+            return None
+        moments = np.append(launched, started)
+        order = np.lexsort((np.append(np.zeros(len(launched)), np.ones(len(started))), moments))
+        length = np.cumsum(np.append(np.ones(len(launched), np.int64), -np.ones(len(started), np.int64))[order])
+        lasted = np.diff(moments[order])
+        total = max(1, int(lasted.sum()))
+        return Queue(
+            mean=float((length[:-1] * lasted).sum() / total),
+            longest=int(length.max()),
+            full_share=None if self._trace.rocm else float(lasted[length[:-1] >= FULL_QUEUE].sum() / total),
+        )
+
+    def _kernels(self) -> tuple[Kernel, ...]:
+        """Return what took most time of what counts, by name."""
+        activity = self._trace.activity
+        key = activity.name[self._kept] * len(KINDS) + activity.kind[self._kept]
+        numbers, place, count = np.unique(key, return_inverse=True, return_counts=True)
+        duration = activity.end_ns[self._kept] - activity.start_ns[self._kept]
+        total, longest = np.zeros(len(numbers), np.int64), np.zeros(len(numbers), np.int64)
+        np.add.at(total, place, duration)
+        np.maximum.at(longest, place, duration)
+        found = [
+            Kernel(
+                name=self._trace.names[number // len(KINDS)],
+                kind=KINDS[number % len(KINDS)],
+                count=runs,
+                total_ns=sum_ns,
+                longest_ns=most_ns,
+            )
+            for number, runs, sum_ns, most_ns in np.stack([numbers, count, total, longest], axis=1).tolist()
+        ]
+        return tuple(sorted(found, key=lambda each: (-each.total_ns, each.name, each.kind))[:MOST_KERNELS])
+
+    def _groups(self, compute: Intervals) -> Iterator[Communication]:
+        group = np.where(self._kind == COMMUNICATION, self._trace.activity.group[self._rows], -1)
+        for number in np.unique(group[group >= 0]).tolist():
+            here = group == number
+            busy = union(self._start[here], self._end[here])
+            named = self._trace.groups[number]
+            yield Communication(
+                group=named.description or named.name,
+                busy_ns=busy.covered_ns,
+                exposed_ns=together(busy, compute).covered_ns - compute.covered_ns,
+                count=int(here.sum()),
+            )

@@ -1,0 +1,148 @@
+"""Traces of the PyTorch profiler: Kineto's JSON, packed or not, of one rank or many.
+
+A trace is measured as it is read and then forgotten, so that any number of them needs the memory of one.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from distdiag.errors import DistdiagError
+from distdiag.importers._contract import Measured
+from distdiag.importers._ranks import told_rank_in_name
+from distdiag.importers._traces.chunks import unpacked_head
+from distdiag.importers._traces.collectives import Collectives, collectives
+from distdiag.importers._traces.device import timelines
+from distdiag.importers._traces.pieces import NotATraceError
+from distdiag.importers._traces.timeline import Timeline
+from distdiag.importers._traces.trace import Trace, read_trace
+from distdiag.run import COLLECTIVE_COLUMNS, PROFILE_COLUMNS, Measurements
+from distdiag.run.frames import frame
+
+NAME = "profiler"
+NO_DEVICE_ACTIVITY = "no device activity"
+NOTHING_BEFORE_LAST_STEP = "no device activity was launched before the last step, which may be cut"
+
+_ARRAY = re.compile(rb"\[\s*\{")
+_EVENT = (b'"ph"', b'"ts"')
+
+
+def recognises(path: Path, head: bytes) -> bool:
+    """Return whether a file is a trace, by its first events or by what Kineto writes before them."""
+    text = unpacked_head(head).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if _ARRAY.match(text):
+        return all(word in text for word in _EVENT)
+    if not text.startswith(b"{"):
+        return False
+    return b'"traceEvents"' in text or (b'"schemaVersion"' in text and b'"deviceProperties"' in text)
+
+
+def read(files: Sequence[Path]) -> Measured:
+    """Return a row per device of each trace, and the communication kernels of all.
+
+    Raises ``DistdiagError`` when none of the files holds a trace.
+    """
+    notes: list[str] = []
+    traces = list(_measured(sorted(files), notes))
+    if not traces:
+        raise DistdiagError(
+            f"no trace could be read from {len(files)} profiler {'file' if len(files) == 1 else 'files'}"
+            + "".join(f": {note}" for note in notes[:1]),
+            "are they whole? a trace is what torch.profiler's export_chrome_trace writes",
+        )
+    ranks = _ranks(traces, notes)
+    ordered = sorted(zip(ranks, traces, strict=True), key=lambda each: (each[0], each[1].file))
+    return Measured(
+        tables=Measurements(
+            profiles=_profiles(ordered),
+            collectives=_communication(ordered),
+            world_size=max((trace.world_size for trace in traces if trace.world_size is not None), default=None),
+        ),
+        notes=tuple(notes),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trace:
+    """What stays of a trace."""
+
+    file: str
+    rank: int | None
+    world_size: int | None
+    rows: tuple[Mapping[str, Any], ...]
+    collectives: Collectives
+
+
+def _measured(files: Sequence[Path], notes: list[str]) -> Iterator[_Trace]:
+    common = os.path.commonpath([file.parent.absolute() for file in files])
+    for file in files:
+        try:
+            trace = read_trace(file)
+        except (NotATraceError, OSError) as error:
+            notes.append(f"{file.name} could not be read: {error}")
+            continue
+        notes += trace.notes
+        yield _Trace(
+            file=os.path.relpath(file.absolute(), common),
+            rank=trace.rank if trace.rank is not None else told_rank_in_name(file),
+            world_size=trace.world_size,
+            rows=tuple(_rows(trace)),
+            collectives=collectives(trace),
+        )
+
+
+def _ranks(traces: Sequence[_Trace], notes: list[str]) -> list[int]:
+    """Return the rank of each trace: as it says, as its name says, else a free number."""
+    told = {trace.rank for trace in traces if trace.rank is not None}
+    free = (number for number in range(len(traces)) if number not in told)
+    ranks = [next(free) if trace.rank is None else trace.rank for trace in traces]
+    for trace, given in zip(traces, ranks, strict=True):
+        if trace.rank is None:
+            notes.append(f"neither {trace.file} nor its name tells its rank: it is called rank {given} here")
+    for rank in sorted(told):
+        same = [trace.file for trace in traces if trace.rank == rank]
+        if len(same) > 1:
+            notes.append(f"{len(same)} traces are of rank {rank}: {', '.join(same[:3])}{' …' if len(same) > 3 else ''}")
+    return ranks
+
+
+# ---- rows -------------------------------------------------------------------------------------------------------
+def _profiles(traces: Sequence[tuple[int, _Trace]]) -> Any:
+    rows = [{"rank": rank, "file": trace.file, **row} for rank, trace in traces for row in trace.rows]
+    return frame(PROFILE_COLUMNS, {name: [row[name] for row in rows] for name in PROFILE_COLUMNS})
+
+
+def _rows(trace: Trace) -> Iterator[Mapping[str, Any]]:
+    found = False
+    for timeline in timelines(trace):
+        found = True
+        yield _row(timeline)
+    if not found:
+        nothing = dict.fromkeys((name for name, type_ in PROFILE_COLUMNS.items() if type_ == "int64"), 0)
+        nested = dict.fromkeys((name for name, type_ in PROFILE_COLUMNS.items() if type_ == "object"), ())
+        reason = NOTHING_BEFORE_LAST_STEP if len(trace.activity.start_ns) else NO_DEVICE_ACTIVITY
+        yield {**nothing, **nested, "device": None, "launch_delays_ns": None, "notes": (reason,)}
+
+
+def _row(timeline: Timeline) -> Mapping[str, Any]:
+    told = asdict(timeline)
+    idle = told.pop("idle")
+    return {**told, **idle, "device": None if timeline.device < 0 else timeline.device}
+
+
+def _communication(traces: Sequence[tuple[int, _Trace]]) -> Any:
+    columns: dict[str, list[Any]] = {name: [] for name in COLLECTIVE_COLUMNS}
+    for rank, trace in traces:
+        found = trace.collectives
+        count = len(found.group)
+        columns["rank"] += [rank] * count
+        columns["file"] += [trace.file] * count
+        columns["group"] += found.group
+        columns["step"] += found.step.tolist()
+        columns["number"] += found.number.tolist()
+        columns["start_ns"] += found.start_ns.tolist()
+        columns["duration_ns"] += found.duration_ns.tolist()
+    return frame(COLLECTIVE_COLUMNS, columns)
