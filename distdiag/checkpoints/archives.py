@@ -1,0 +1,290 @@
+"""Reads what ``torch.save`` writes, a zip archive around a pickle, without torch and without running the pickle."""
+
+import io
+import lzma
+import os
+import pickle
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distdiag.checkpoints.layout import Shape
+from distdiag.checkpoints.metadata import DAMAGES
+
+AT_ONCE_BYTES = 1 << 20
+SMALL_BYTES = 1 << 16
+"""A record up to this size is hashed with its archive's frame; a larger one only through its own CRC."""
+MAX_PICKLE_BYTES = 256 << 20
+LOCAL_HEADER_BYTES = 30
+ZIP_MAGIC = b"PK\x03\x04"
+BROKEN = (
+    zipfile.BadZipFile,
+    RuntimeError,  # an unknown way of packing, an encrypted record
+    struct.error,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    OverflowError,
+    ValueError,
+    OSError,
+)
+"""What ``zipfile`` raises on an archive that is damaged."""
+
+STORAGES = {
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "ComplexFloatStorage": "complex64",
+    "ComplexDoubleStorage": "complex128",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+}
+"""Dtype of the elements by the class of their storage; an ``UntypedStorage`` counts bytes."""
+
+
+class BrokenError(ValueError):
+    """Not a whole archive of ``torch.save``."""
+
+
+class Window(io.RawIOBase):
+    """A range of bytes of an open file, as a file of its own that may be read at any place."""
+
+    def __init__(self, descriptor: int, offset: int, length: int) -> None:
+        super().__init__()
+        self._descriptor, self._offset, self.length = descriptor, offset, length
+        self._at = 0
+
+    def readable(self) -> bool:
+        """Return True: that is what it is for."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True: archives are read from their end."""
+        return True
+
+    def tell(self) -> int:
+        """Return where in the range the next read begins."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Move within the range."""
+        at = offset + (0, self._at, self.length)[whence]
+        if at < 0:
+            raise ValueError("a place before the begin")
+        self._at = at
+        return at
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Read what is there, up to the end of the range."""
+        data = self.at(self._at, len(buffer))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def at(self, start: int, size: int) -> bytes:
+        """Return bytes of the range; fewer where it or the file ends."""
+        size = min(size, self.length - start)
+        return os.pread(self._descriptor, size, self._offset + start) if size > 0 else b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A tensor as the pickle inside an archive describes it."""
+
+    shape: Shape
+    stride: Shape
+    dtype: str
+    storage: str
+    """Name of the record that holds its bytes."""
+    storage_elements: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """The table of contents of an archive."""
+
+    entries: tuple[zipfile.ZipInfo, ...]
+    prefix: str
+    checked: bool
+    """Whether ``torch.save`` wrote checksums; it does unless told not to."""
+
+    def record(self, name: str) -> zipfile.ZipInfo | None:
+        """Return the entry of a record: ``data.pkl``, ``data/0`` …"""
+        return next((each for each in self.entries if each.filename == self.prefix + name), None)
+
+
+def open_archive(window: Window) -> tuple[Archive, zipfile.ZipFile]:
+    """Return the archive in a range of bytes; raise ``BrokenError`` where there is none."""
+    try:
+        packed = zipfile.ZipFile(io.BufferedReader(window))
+    except BROKEN as error:
+        raise BrokenError(str(error) or type(error).__name__) from error
+    entries = tuple(packed.infolist())
+    first = next((each.filename for each in entries if each.filename.rpartition("/")[2] == "data.pkl"), None)
+    if first is None:
+        raise BrokenError("the archive has no data.pkl")
+    checked = any(each.CRC for each in entries)
+    return Archive(entries=entries, prefix=first.removesuffix("data.pkl"), checked=checked), packed
+
+
+def payload_start(window: Window, entry: zipfile.ZipInfo) -> int:
+    """Return where in the window the bytes of a record begin."""
+    header = window.at(entry.header_offset, LOCAL_HEADER_BYTES)
+    if len(header) < LOCAL_HEADER_BYTES or not header.startswith(ZIP_MAGIC):
+        raise BrokenError(f"no record begins at byte {entry.header_offset}")
+    name, extra = struct.unpack_from("<HH", header, 26)
+    return entry.header_offset + LOCAL_HEADER_BYTES + int(name) + int(extra)
+
+
+def broken_records(window: Window, archive: Archive, packed: zipfile.ZipFile) -> Iterator[tuple[int, int, str]]:
+    """Yield begin, end and what is wrong of each record whose bytes do not fit its checksum."""
+    for entry in archive.entries:
+        start = entry.header_offset
+        try:
+            start = payload_start(window, entry)
+            if archive.checked:
+                with packed.open(entry) as record:
+                    while record.read(AT_ONCE_BYTES):
+                        pass
+            elif len(window.at(start, entry.file_size)) < entry.file_size:
+                raise BrokenError("the record is cut off")
+        except BROKEN as error:
+            yield start, start + entry.file_size, str(error) or type(error).__name__
+
+
+def frame_digest(window: Window, entries: Sequence[zipfile.ZipInfo] = ()) -> int:
+    """Return a CRC-32 of a range of bytes without the contents of large records.
+
+    Their own CRCs are part of the archive's table of contents, and so of this: it stands for every byte, and takes
+    a few small reads. Raises ``BrokenError`` and ``OSError``.
+    """
+    digest, at = 0, 0
+    for entry in sorted(entries, key=lambda each: each.header_offset):
+        if entry.file_size > SMALL_BYTES:
+            start = payload_start(window, entry)
+            digest = _digest(window, at, start, digest)
+            at = start + entry.compress_size
+    return _digest(window, at, window.length, digest)
+
+
+def _digest(window: Window, start: int, end: int, digest: int) -> int:
+    while start < end:
+        data = window.at(start, min(AT_ONCE_BYTES, end - start))
+        if not data:
+            raise BrokenError(f"the file ends at byte {start}")
+        digest = zlib.crc32(data, digest)
+        start += len(data)
+    return digest
+
+
+class _Inert:
+    """Stands in for whatever a value's pickle names: it can be made, called and filled, and does nothing."""
+
+    def __new__(cls, *_arguments: Any, **_named: Any) -> "_Inert":
+        return super().__new__(cls)
+
+    def __init__(self, *_arguments: Any, **_named: Any) -> None:
+        """Take anything."""
+
+    def __call__(self, *_arguments: Any, **_named: Any) -> "_Inert":
+        return self
+
+    def __setstate__(self, state: Any) -> None:
+        """Forget it."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Forget it."""
+
+    def append(self, value: Any) -> None:
+        """Forget it."""
+
+    def extend(self, values: Any) -> None:
+        """Forget it."""
+
+
+class _Unpickler(pickle.Unpickler):
+    """Builds plain values and descriptions of tensors; nothing is imported, nothing but this module's code called."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+        self.tensors: list[Stored] = []
+        self.foreign: set[str] = set()
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return self._tensor
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v3"):
+            return self._tensor_of_type
+        if (module, name) in (("torch._utils", "_rebuild_parameter"), ("torch.serialization", "_get_layout")):
+            return lambda value, *_: value
+        if (module, name) == ("collections", "OrderedDict"):
+            return dict
+        if (module, name) == ("torch", "Size"):
+            return tuple
+        if module in ("torch", "torch.storage") and (name in STORAGES or name == "UntypedStorage"):
+            return name
+        if module == "torch" and name.isidentifier() and name[0].islower():
+            return name  # a dtype
+        self.foreign.add(f"{module}.{name}")
+        return _Inert
+
+    def persistent_load(self, reference: Any) -> Any:
+        return reference
+
+    def _tensor(self, reference: Any, _offset: int, shape: Any, stride: Any, *_: Any) -> Stored:
+        return self._described(reference, shape, stride, STORAGES.get(str(reference[1]), ""))
+
+    def _tensor_of_type(
+        self, reference: Any, _offset: int, shape: Any, stride: Any, _grad: Any, _hooks: Any, dtype: Any, *_: Any
+    ) -> Stored:
+        return self._described(reference, shape, stride, str(dtype))
+
+    def _described(self, reference: Any, shape: Any, stride: Any, dtype: str) -> Stored:
+        _, _, key, _, elements = reference
+        tensor = Stored(
+            shape=tuple(map(int, shape)),
+            stride=tuple(map(int, stride)),
+            dtype=dtype,
+            storage=f"data/{key}",
+            storage_elements=int(elements),
+        )
+        self.tensors.append(tensor)
+        return tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What the pickle of an archive holds."""
+
+    value: Any
+    """The value itself, tensors as ``Stored``."""
+    tensors: tuple[Stored, ...]
+    foreign: tuple[str, ...]
+    """Names of whatever is neither a plain value nor a tensor; it was not made."""
+
+
+def read_content(archive: Archive, packed: zipfile.ZipFile) -> Content:
+    """Return what an archive holds; raise ``BrokenError`` where its pickle is damaged."""
+    entry = archive.record("data.pkl")
+    if entry is None or entry.file_size > MAX_PICKLE_BYTES:
+        raise BrokenError("the archive has no data.pkl that could be read")
+    try:
+        unpickler = _Unpickler(packed.read(entry) if archive.checked else _unchecked(packed, entry))
+        value = unpickler.load()
+    except (*BROKEN, *DAMAGES) as error:
+        raise BrokenError(f"data.pkl is no whole pickle ({str(error) or type(error).__name__})") from error
+    return Content(value=value, tensors=tuple(unpickler.tensors), foreign=tuple(sorted(unpickler.foreign)))
+
+
+def _unchecked(packed: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    with packed.open(entry) as record:
+        record._expected_crc = None  # type: ignore[attr-defined]  # torch.save was told to write none
+        return record.read()
