@@ -15,6 +15,7 @@ import duckdb
 import ibis
 import msgspec
 import pandas as pd
+import pyarrow as pa
 
 from distdiag import events
 from distdiag.errors import DistdiagError
@@ -34,7 +35,7 @@ _SCALARS: dict[Any, tuple[str, str]] = {
 _JSON = ("VARCHAR", "string")
 """Nested and free values stay JSON text: analysis that needs them works on a few records, not on whole runs."""
 
-_IN_MEMORY = {"int64": "int64", "Int64": "int64", "float64": "float64", "bool": "boolean"}
+_IN_MEMORY = {"int64": "int64", "Int64": "int64", "float64": "float64", "bool": "boolean", "object": "string"}
 
 BULK: tuple[type[events.Event], ...] = (events.Call, events.Done)
 """The kinds that make up nearly all of a log; all others are few enough to be decoded one by one."""
@@ -76,8 +77,12 @@ class Engine:
         return self._ibis.sql(query, schema=ibis.schema(schema))
 
     def memory(self, frame: pd.DataFrame) -> ibis.Table:
-        """Return a frame of numbers and truth values as a table."""
-        return ibis.memtable(frame, schema=ibis.schema({name: _IN_MEMORY[str(t)] for name, t in frame.dtypes.items()}))
+        """Return a frame of numbers, truth values and texts as a table."""
+        schema = ibis.schema({name: _IN_MEMORY[str(dtype)] for name, dtype in frame.dtypes.items()})
+        name = f"memory_{next(self._names)}"
+        # Ibis's own tables of memory are unknown to the statements that keep results.
+        self._ibis.con.register(name, _arrow(frame, schema))
+        return self._ibis.sql(f"SELECT * FROM {name}", schema=schema)
 
     def materialised(self, table: ibis.Table) -> ibis.Table:
         """Return the rows of a table of logs, computed once and kept for expressions that read them several times."""
@@ -115,6 +120,10 @@ class Engine:
         """Run an expression and return its rows as a frame."""
         frame: pd.DataFrame = self.arrow(table).to_pandas()
         return frame
+
+
+def _arrow(frame: pd.DataFrame, schema: Any) -> Any:
+    return pa.Table.from_pandas(frame, schema=schema.to_pyarrow(), preserve_index=False)
 
 
 _LINE = "CAST(json AS VARCHAR)"

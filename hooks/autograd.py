@@ -29,6 +29,7 @@ class _Backward:
         site = recorder.sites.at(sys._getframe(1))
         # Calls from the autograd engine's own threads have no Python frames; this is where they come from.
         recorder.backward_site = None if site is recorder.sites.nowhere else site
+        recorder.poll()  # what a forward waited for in C++ has ended by now
         return recorder.loop.begin_backward()
 
     def after(self, token: Any, result: Any, error: type[BaseException] | None) -> None:

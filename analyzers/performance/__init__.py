@@ -1,1 +1,141 @@
-"""Where the time of a run goes, who makes the others wait and why: passes that several findings share."""
+"""Where the time of the steps goes: the ledger, the waiting in collectives and its sources, computed once per run."""
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import ibis
+import pandas as pd
+
+from distdiag.analyzers.performance.alignment import Alignment, align
+from distdiag.analyzers.performance.ledger import ledger_of
+from distdiag.analyzers.performance.pauses import pauses_of
+from distdiag.analyzers.performance.tables import Tables, clocks_in, tables_of
+from distdiag.analyzers.performance.waits import LONGEST_CHAIN, followed, sources_of, waits_of
+from distdiag.run import Run
+
+NO_STEPS = "no whole training step was recorded; steps end with an optimizer's step, or with distdiag.step()"
+DEVICE_TIMES = "the host runs ahead of the device the ranks compute on, and these logs hold no device times"
+
+DEVICE_SHARE = 0.9
+"""Of the calls on devices, for the few without a device time not to matter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a run's calls and steps say of its time; all times in nanoseconds."""
+
+    ledger: pd.DataFrame
+    """A row per rank and step after the warm-up, as ``ledger_of`` says."""
+    ranks: pd.DataFrame
+    """By rank: caused_ns (what others waited for it), came_last (collectives), of_collectives."""
+    groups: pd.DataFrame
+    """By group and op: group_key, group, op, members, calls, bytes, exposed_ns, waiting_ns, transfer_ns (median of
+    one collective)."""
+    alignment: Alignment
+    unknown: Mapping[str, str]
+    """What these logs do not tell, with the reason."""
+    newest: bool
+    """Only the newest steps were looked at."""
+
+
+_measured: weakref.WeakKeyDictionary[Run, dict[bool, Measured]] = weakref.WeakKeyDictionary()
+"""Several analyzers and the summary ask; the answers live as long as their run."""
+
+
+def measure(run: Run, *, whole: bool = False) -> Measured:
+    """Return where a run's time goes, from its frames or from the ``whole`` logs where these hold more."""
+    whole = whole and run.quality.window_bytes is not None
+    known = _measured.setdefault(run, {})
+    if whole not in known:
+        known[whole] = _measure(run, whole=whole)
+    return known[whole]
+
+
+def _measure(run: Run, *, whole: bool) -> Measured:
+    unknown = {} if _tells_device_times(run) else {"shares": DEVICE_TIMES}
+    newest = run.quality.window_bytes is not None and not whole
+    if not whole and not run.steps["end_ns"].notna().any():
+        return _nothing({**unknown, "steps": NO_STEPS}, newest=newest)
+    tables = tables_of(run, whole=whole)
+    alignment = align(run.engine, tables.calls, clocks_in(run))
+    steps = _with_all_calls(tables)
+    calls = alignment.applied(run.engine, tables.calls)
+    waits = run.engine.materialised(waits_of(calls, steps, comparable=alignment.comparable))
+    ledger = ledger_of(run.engine, steps, waits, pauses_of(run, whole=whole))
+    if ledger.empty:
+        return _nothing({**unknown, "steps": NO_STEPS}, newest=newest)
+    first = ledger.groupby("rank")["step"].min().rename("first").reset_index()
+    waits = waits.join(run.engine.memory(first), "rank")
+    waits = waits.filter(waits.step >= waits.first).drop("first")
+    return Measured(
+        ledger=ledger,
+        ranks=_ranks(run, waits, ledger),
+        groups=_groups(run, waits, tables.kinds),
+        alignment=alignment,
+        unknown=unknown,
+        newest=newest,
+    )
+
+
+def _tells_device_times(run: Run) -> bool:
+    calls = run.calls[(run.calls["device"] != "cpu").to_numpy() & run.calls["end_ns"].notna().to_numpy()]
+    if (run.calls["device"] == "cpu").all():
+        return True
+    return len(calls) > 0 and bool((calls["arrive_ns"].notna() & calls["duration_ns"].notna()).mean() > DEVICE_SHARE)
+
+
+def _with_all_calls(tables: Tables) -> ibis.Table:
+    """Return the steps whose calls are known: where the first calls are lost, the first step has lost some too."""
+    first = tables.first_calls
+    lost = first.filter(first.call > 1).select("rank", lost=first.step)
+    steps = tables.steps.left_join(lost, "rank").drop("rank_right")
+    return steps.filter(steps.lost.isnull() | (steps.step > steps.lost)).drop("lost")
+
+
+def _nothing(unknown: Mapping[str, str], *, newest: bool) -> Measured:
+    return Measured(
+        ledger=pd.DataFrame(),
+        ranks=pd.DataFrame(),
+        groups=pd.DataFrame(),
+        alignment=Alignment(offsets_ns={}, drifts={}, origin_ns=0, error_ns=None),
+        unknown=unknown,
+        newest=newest,
+    )
+
+
+def _ranks(run: Run, waits: ibis.Table, ledger: pd.DataFrame) -> pd.DataFrame:
+    """Return what each rank made others wait, in the steps of the ledger."""
+    counted = waits.filter(waits.members > 1)
+    per_rank = counted.group_by(counted.last_rank.name("rank")).agg(
+        caused_ns=counted.waiting_ns.sum(), came_last=(counted["rank"] == counted.last_rank).sum()
+    )
+    caused = run.engine.frame(per_rank).set_index("rank")
+    total = run.engine.frame(counted.group_by("rank").agg(of_collectives=counted.count())).set_index("rank")
+    several = run.engine.frame(counted.aggregate(groups=counted.group.nunique()))["groups"].iloc[0]
+    if several > 1:
+        caused["caused_ns"] = _at_their_source(run, counted)
+    every = pd.DataFrame(index=pd.Index(sorted(set(ledger["rank"])), name="rank"))
+    return every.join(caused).join(total).fillna(0).astype("int64")
+
+
+def _at_their_source(run: Run, waits: ibis.Table) -> "pd.Series[int]":
+    """Return the waiting by the rank that is its source."""
+    links = run.engine.materialised(sources_of(waits))
+    for _ in range(LONGEST_CHAIN - 1):
+        links = run.engine.materialised(followed(links))
+    sums = run.engine.frame(links.group_by(links.source.name("rank")).agg(caused_ns=links.waiting_ns.sum()))
+    series: pd.Series[int] = sums.set_index("rank")["caused_ns"]
+    return series
+
+
+def _groups(run: Run, waits: ibis.Table, kinds: pd.DataFrame) -> pd.DataFrame:
+    """Return what the calls of each kind took."""
+    per_kind = waits.group_by("kind").agg(
+        calls=waits.count(),
+        exposed_ns=waits.exposed_ns.sum(),
+        waiting_ns=waits.waiting_ns.sum(),
+        transfer_ns=waits.transfer_ns.median(),
+    )
+    found = run.engine.frame(per_kind).set_index("kind").join(kinds, how="inner")
+    return found.sort_index().reset_index(drop=True)

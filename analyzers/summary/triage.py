@@ -230,11 +230,10 @@ def _shares(measured: Mapping[str, Any]) -> str:
     for reason in ("steps", "shares"):
         if reason in unknown:
             return f"these logs cannot tell: {unknown[reason]}"
-    names = ("computing", "communication", "data", "waiting")
-    shares = {name: [row["shares"][name] for row in ranks.values()] for name in names}
-    parts = [f"{name} {_span(values)}" for name, values in shares.items()]
-    pace = float(np.median([row["mean_step_seconds"] for row in ranks.values()]))
-    steps = max(row["steps"] for row in ranks.values())
+    names = {"computing": "compute", "communication": "communication", "data": "data", "waiting": "wait"}
+    parts = [f"{name} {_span([row[f'{share}_share'] for row in ranks])}" for name, share in names.items()]
+    pace = float(np.median([row["step_seconds"] for row in ranks]))
+    steps = max(row["steps"] for row in ranks)
     newest = "newest " if measured["covers"] == "newest steps" else ""
     return f"{', '.join(parts)} of a step of {seconds(pace * 1e9)} ({newest}{counted(steps, 'step')})"
 
@@ -246,7 +245,7 @@ def _span(shares: Sequence[float]) -> str:
 
 def _pace(measured: Mapping[str, Any]) -> str:
     unknown, ranks, slowest = measured["unknown"], measured["ranks"], measured["slowest"]
-    tokens = [row["tokens_per_second"] for row in ranks.values() if row["tokens_per_second"] is not None]
+    tokens = [row["tokens_per_second"] for row in ranks if row["tokens_per_second"] is not None]
     text = unknown["tokens"] if "tokens" in unknown else f"{sum(tokens):,.0f} tokens/s"
     if "steps" in unknown or "shares" in unknown:
         return f"{text}; nor the slowest rank: {unknown.get('steps') or unknown.get('shares')}"

@@ -67,8 +67,10 @@ class Run:
     """One row per rank and step."""
     phases: pd.DataFrame
     batches: pd.DataFrame
+    loaders: pd.DataFrame
     memory: pd.DataFrame
     numerics: pd.DataFrame
+    wrappers: pd.DataFrame
     faults: pd.DataFrame
     stacks: pd.DataFrame
     pulses: pd.DataFrame

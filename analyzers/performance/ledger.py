@@ -1,0 +1,74 @@
+"""The step ledger: what each rank did with each of its steps, in parts that exclude one another and add up to it."""
+
+import ibis
+import numpy as np
+import pandas as pd
+
+from distdiag.analyzers.performance.tables import LENGTH_FACTS, PHASES, TOKEN_FACTS
+from distdiag.engine import Engine
+
+WARM_UP_STEPS = 2
+"""First steps import, allocate and collect garbage; they say nothing about the pace."""
+ENOUGH_STEPS = 5
+"""The warm-up is left out where at least as many steps stay."""
+PARTS = ("data", "forward", "backward", "optimizer", "checkpoint", "other", "communication")
+"""They add up to a step; communication is what no computing hides, waiting included."""
+
+
+def ledger_of(engine: Engine, steps: ibis.Table, waits: ibis.Table, pauses: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per rank and step, in nanoseconds: step_ns, start_ns, a column ``<part>_ns`` for each of ``PARTS``,
+    waiting_ns, own_ns (the step without communication), cpu_ns, pauses of the rank, tokens, length and length_squared.
+
+    ``pauses`` has a row per rank and step that had any: checkpoint_ns, gc_ns, gc_pauses, compile_ns.
+    """
+    kept = _warm(steps)
+    held = waits.group_by("rank", "step").agg(
+        waiting_ns=waits.waiting_ns.sum(),
+        communication_ns=waits.exposed_ns.sum(),
+        calls=waits.count(),
+        **{f"in_{name}_ns": waits.exposed_ns.sum(where=waits.phase == code) for name, code in PHASES.items()},
+    )
+    joined = kept.left_join(held, ["rank", "step"]).drop("rank_right", "step_right")
+    frame = engine.frame(joined.order_by("rank", "step"))
+    frame = frame.merge(pauses, on=["rank", "step"], how="left")
+    return _exclusive(frame)
+
+
+def _warm(steps: ibis.Table) -> ibis.Table:
+    """Return the steps after the warm-up, with what the facts say of tokens."""
+    position = ibis.row_number().over(ibis.window(group_by="rank", order_by="step"))
+    count = steps.step.count().over(ibis.window(group_by="rank"))
+    steps = steps.mutate(position=position, known_steps=count, **_told(steps.facts))
+    kept = steps.filter((steps.position >= WARM_UP_STEPS) | (steps.known_steps < WARM_UP_STEPS + ENOUGH_STEPS))
+    return kept.drop("position", "known_steps", "facts")
+
+
+def _told(facts: ibis.Value) -> dict[str, ibis.Value]:
+    """Return the numbers of tokens that facts tell, and the sums of lengths and of their squares."""
+    said = facts.cast("json")
+    tokens = ibis.coalesce(*(said[name].try_cast("float64") for name in TOKEN_FACTS))
+    lengths = ibis.coalesce(*(said[name].try_cast("array<float64>") for name in LENGTH_FACTS))
+    return {"tokens": tokens, "length": lengths.sums(), "length_squared": lengths.map(lambda each: each * each).sums()}
+
+
+def _exclusive(frame: pd.DataFrame) -> pd.DataFrame:
+    """Take communication and pauses out of the parts they fall into."""
+    told = {"tokens", "length", "length_squared", "cpu_ns"}
+    frame = frame.fillna({name: 0 for name in frame.columns if name not in told}).astype({"cpu_ns": "float64"})
+    step = (frame["end_ns"] - frame["start_ns"]).astype("float64")
+    raw = {name: frame[f"{name}_ns"].astype("float64") for name in PHASES}
+    held = {name: np.minimum(frame[f"in_{name}_ns"].astype("float64"), raw[name]) for name in PHASES}
+    in_parts = sum(held.values(), step * 0)
+    between = (step - sum(raw.values(), step * 0)).clip(lower=0)
+    elsewhere = np.minimum((frame["communication_ns"] - in_parts).clip(lower=0), between)
+    checkpoint = np.minimum(frame["checkpoint_ns"].astype("float64"), between - elsewhere)
+    communication = in_parts + elsewhere
+    columns = {f"{name}_ns": raw[name] - held[name] for name in PHASES} | {
+        "step_ns": step,
+        "checkpoint_ns": checkpoint,
+        "other_ns": between - elsewhere - checkpoint,
+        "communication_ns": communication,
+        "waiting_ns": np.minimum(frame["waiting_ns"].astype("float64"), communication),
+        "own_ns": step - communication,
+    }
+    return frame.drop(columns=[f"in_{name}_ns" for name in PHASES]).assign(**columns)

@@ -1,0 +1,41 @@
+"""What held single ranks up in single steps: checkpoints, garbage collections, compilations."""
+
+import re
+
+import pandas as pd
+
+from distdiag.run import Run
+
+CHECKPOINT = re.compile(r"checkpoint|\bsav(e|ing)\b|ckpt", re.IGNORECASE)
+"""Phases of the user, or of hooks, in which a rank writes or reads a checkpoint."""
+MAIN = "MainThread"
+KEYS = ["rank", "step"]
+
+
+def pauses_of(run: Run, *, whole: bool) -> pd.DataFrame:
+    """Return a row per rank and step with a pause: checkpoint_ns, gc_ns, gc_pauses, longest_gc_ns, compile_ns."""
+    collections, compiles = _records(run, "gc", whole), _records(run, "compile", whole)
+    found = [
+        _checkpoints(_records(run, "phase", whole)),
+        collections.groupby(KEYS)["duration_ns"].agg(gc_ns="sum", gc_pauses="count", longest_gc_ns="max"),
+        compiles.groupby(KEYS)["duration_ns"].agg(compile_ns="sum", compiles="count"),
+    ]
+    return pd.concat(found, axis=1).fillna(0.0).astype("float64").rename_axis(KEYS).reset_index()
+
+
+def _records(run: Run, kind: str, whole: bool) -> pd.DataFrame:
+    frames = {"gc": run.gc, "compile": run.compiles, "phase": run.phases}
+    return run.engine.frame(run.table(kind)) if whole else frames[kind]
+
+
+def _checkpoints(phases: pd.DataFrame) -> pd.DataFrame:
+    """Return the time each rank spent in phases of checkpoints, the outermost of nested ones alone."""
+    named = phases[phases["phase"].map(lambda name: bool(CHECKPOINT.search(name))).astype(bool)]
+    named = named[named["thread"] == MAIN]
+    begins, ends = named[named["edge"] == "begin"], named[named["edge"] == "end"]
+    both = begins.merge(ends[["rank", "number", "time_ns"]], on=["rank", "number"], suffixes=("", "_end"))
+    both = both.sort_values(["rank", "time_ns"], kind="stable", ignore_index=True)
+    before = both.groupby("rank")["time_ns_end"].cummax().groupby(both["rank"]).shift()
+    outermost = both[~(before > both["time_ns"])]
+    spent = outermost.assign(checkpoint_ns=outermost["time_ns_end"] - outermost["time_ns"])
+    return spent.groupby(KEYS)[["checkpoint_ns"]].sum()

@@ -1,0 +1,235 @@
+"""Calls and steps of a run as tables: from its frames or, where those hold only the newest, from the whole logs."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import ibis
+import numpy as np
+import pandas as pd
+
+from distdiag.events import unfolded
+from distdiag.run import Run
+from distdiag.run.clocks import Clock, clocks_of
+
+PHASES: Mapping[str, int] = {"data": 1, "forward": 2, "backward": 3, "optimizer": 4}
+"""Codes of the phases that a step's record measures; 0 is whatever lies between them."""
+MAIN = "MainThread"
+KIND = ("group_key", "group", "op", "size_bytes", "members", "module", "device")
+"""What calls of one kind have in common."""
+TOKEN_FACTS = ("effective_tokens", "tokens", "num_tokens")
+"""Names under which people tell ``distdiag.step`` how many tokens a rank trained on, best first."""
+LENGTH_FACTS = ("lengths", "sequence_lengths")
+"""Names under which they tell the lengths of its sequences."""
+DURATIONS = ("data_ns", "forward_ns", "backward_ns", "optimizer_ns")
+RECEIVES = ("recv", "recv_any_source", "irecv")
+_ALONE = 1 << 40
+"""Keys of messages whose other side nobody knows lie beyond those of all pairs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """What the passes over a run start from; all moments are on the run's one clock."""
+
+    calls: ibis.Table
+    """Ended calls of the training loop: rank, call, group, seq, step, backwards, phase, kind, waited, start_ns,
+    begun_ns (when somebody began to wait) and end_ns. Messages are pairs: a group of two with numbers of their own."""
+    steps: ibis.Table
+    """Whole steps: rank, step, start_ns, end_ns, their parts, cpu_ns and facts as JSON text."""
+    kinds: pd.DataFrame
+    """By the code in ``calls``: the columns of ``KIND``."""
+    first_calls: ibis.Table
+    """Per rank the number of its first call that is known, and its step."""
+
+
+def tables_of(run: Run, *, whole: bool) -> Tables:
+    """Return the tables from a run's frames, or from the ``whole`` logs."""
+    return _from_logs(run) if whole else _from_frames(run)
+
+
+# ---- frames ---------------------------------------------------------------------------------------------------------
+def _from_frames(run: Run) -> Tables:
+    calls = run.calls[run.calls["end_ns"].notna() & ~run.calls["failed"]]
+    codes, kinds = _kinds(calls)
+    waited = (calls["clock"] != "poll").to_numpy()
+    begun = np.where(waited, calls["wait_start_ns"].fillna(0), 0).astype(np.int64)
+    arrival = calls["arrive_ns"].fillna(0).to_numpy(dtype=np.int64)
+    start = np.maximum(calls["start_ns"].to_numpy(), arrival)
+    end = calls["end_ns"].to_numpy(dtype=np.int64)
+    measured = (calls["duration_ns"].notna() & calls["arrive_ns"].notna()).to_numpy()
+    end = np.where(measured, start + calls["duration_ns"].fillna(0).to_numpy(dtype=np.int64), end)
+    phase = calls["phase"].astype("object").map(PHASES).fillna(0).to_numpy(dtype=np.int64)
+    frame = pd.DataFrame(
+        {
+            "rank": calls["rank"],
+            "call": calls["call"],
+            "group": calls["group_key"].cat.codes.astype("int64"),
+            "seq": calls["seq"],
+            "step": calls["step"],
+            "backwards": calls["backwards"],
+            "phase": phase,
+            "kind": codes,
+            "waited": waited,
+            "p2p": calls["p2p"],
+            "receives": calls["op"].isin(RECEIVES),
+            "peer": calls["peer"].fillna(-1).astype("int64"),
+            "own_thread": (calls["thread"] == MAIN).to_numpy() | (phase == PHASES["backward"]),
+            "start_ns": start,
+            "begun_ns": np.maximum(begun, start),
+            "end_ns": end,
+        }
+    )
+    return Tables(
+        calls=_paired(run.engine.memory(frame), max(run.ranks, default=0) + 1),
+        steps=run.engine.memory(_steps_in_frames(run.steps)),
+        kinds=kinds,
+        first_calls=_first_calls(run.engine.memory(run.calls[["rank", "call", "step"]])),
+    )
+
+
+def _steps_in_frames(steps: pd.DataFrame) -> pd.DataFrame:
+    known = steps[steps["start_ns"].notna() & steps["end_ns"].notna()]
+    columns = ["rank", "step", "start_ns", "end_ns", *DURATIONS, "cpu_ns"]
+    return known[columns].assign(facts=known["facts"].map(json.dumps).astype("object"))
+
+
+def _kinds(calls: pd.DataFrame) -> tuple[Any, pd.DataFrame]:
+    """Return the code of each call's kind, and the kinds by code."""
+    named = pd.DataFrame({name: calls[name] for name in KIND if name != "members"})
+    named["module"] = named["module"].fillna("")
+    codes = named.groupby(list(named.columns), observed=True, sort=True).ngroup().to_numpy(dtype=np.int64)
+    _, first = np.unique(codes, return_index=True)
+    kinds = calls.iloc[first][list(KIND)].astype("object").reset_index(drop=True)
+    return codes, kinds.assign(module=kinds["module"].fillna(""))
+
+
+# ---- whole logs -----------------------------------------------------------------------------------------------------
+def _from_logs(run: Run) -> Tables:
+    signatures, kinds = _signatures_in_logs(run)
+    done = run.table("done")
+    done = done.group_by("rank", "call").agg(
+        end_ns=done.end_ns.min(),
+        wait_ns=done.wait_start_ns.min(),
+        arrive_ns=done.arrive_ns.min(),
+        duration_ns=done.duration_ns.min(),
+        waited=(done.clock != "poll").any(),
+        failed=done.failed.any(),
+    )
+    calls = run.table("call").join(done.filter(~done.failed), ["rank", "call"])
+    calls = calls.join(run.engine.memory(signatures), ["rank", "signature"])
+    calls = calls.join(run.engine.memory(_offsets(run)), "rank")
+    start = ibis.greatest(calls.start_ns, calls.arrive_ns.fill_null(0))
+    measured = calls.duration_ns.notnull() & calls.arrive_ns.notnull()
+    begun = ibis.ifelse(calls.waited, ibis.greatest(start, calls.wait_ns.fill_null(0)), start)
+    phase = calls.phase.cases(*PHASES.items(), else_=0).cast("int64")
+    table = calls.select(
+        "rank",
+        "call",
+        "group",
+        "seq",
+        "step",
+        "backwards",
+        "kind",
+        "waited",
+        "p2p",
+        "receives",
+        "peer",
+        phase=phase,
+        own_thread=calls.main | (phase == PHASES["backward"]),
+        start_ns=start + calls.offset_ns,
+        begun_ns=begun + calls.offset_ns,
+        end_ns=ibis.ifelse(measured, start + calls.duration_ns, calls.end_ns) + calls.offset_ns,
+    )
+    kept = run.engine.materialised(table)
+    return Tables(
+        calls=_paired(kept, max(run.ranks, default=0) + 1),
+        steps=run.engine.materialised(_steps_in_logs(run)),
+        kinds=kinds,
+        first_calls=_first_calls(kept),
+    )
+
+
+def _steps_in_logs(run: Run) -> ibis.Table:
+    """Return one row per rank and step; a second record of a step only adds facts."""
+    steps = run.table("step").join(run.engine.memory(_offsets(run)), "rank")
+    merged = steps.group_by("rank", "step").agg(
+        start_ns=steps.start_ns.min() + steps.offset_ns.min(),
+        end_ns=steps.end_ns.max() + steps.offset_ns.min(),
+        **{name: steps[name].max() for name in (*DURATIONS, "cpu_ns")},
+        facts=steps.facts.max(where=steps.facts != "{}"),
+    )
+    return merged.filter(merged.start_ns.notnull() & merged.end_ns.notnull())
+
+
+def _signatures_in_logs(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return group, kind and the like of each rank's signatures, and the kinds."""
+    groups = run.engine.frame(run.table("group").select("rank", "group", "ranks").distinct())
+    signatures = run.table("signature").select(
+        "rank", "signature", "group", "op", "p2p", "size_bytes", "module", "device", "peer", "thread"
+    )
+    known = run.engine.frame(signatures.distinct()).merge(groups, on=["rank", "group"])
+    known = known.sort_values(["rank", "signature"], kind="stable", ignore_index=True)
+    known["group_key"] = known["group"] + known["ranks"]
+    members = {text: _members(text) for text in known["ranks"].unique()}
+    known["members"] = known["ranks"].map(members)
+    codes, kinds = _kinds(known)
+    frame = pd.DataFrame(
+        {
+            "rank": known["rank"],
+            "signature": known["signature"],
+            "group": pd.factorize(known["group_key"], sort=True)[0].astype("int64"),
+            "kind": codes,
+            "p2p": known["p2p"].astype(bool),
+            "receives": known["op"].isin(RECEIVES),
+            "peer": known["peer"].fillna(-1).astype("int64"),
+            "main": known["thread"] == MAIN,
+        }
+    )
+    return frame.drop_duplicates(["rank", "signature"]), kinds
+
+
+def _members(text: str) -> tuple[int, ...]:
+    return tuple(json.loads(text)) if text.startswith("[") else unfolded(text)
+
+
+def clocks_in(run: Run) -> dict[int, str]:
+    """Return the name of each rank's clock: ranks with the same one share it."""
+    return {rank: f"{clock.host} {clock.offset_ns}" for rank, clock in _clocks(run).items()}
+
+
+def _clocks(run: Run) -> dict[int, Clock]:
+    headers = {int(cast(Any, row).rank): cast(Any, row) for row in run.headers.itertuples()}
+    return clocks_of(headers, run.ranks)
+
+
+def _offsets(run: Run) -> pd.DataFrame:
+    """Return what to add to each rank's monotonic clock."""
+    clocks = _clocks(run)
+    added = run.quality.clock_corrections_ns
+    return pd.DataFrame(
+        {
+            "rank": np.array(run.ranks, dtype=np.int64),
+            "offset_ns": np.array([clocks[r].offset_ns + added.get(r, 0) for r in run.ranks], dtype=np.int64),
+        }
+    )
+
+
+# ---- both -----------------------------------------------------------------------------------------------------------
+def _paired(calls: ibis.Table, world: int) -> ibis.Table:
+    """Give each message the pair of its sender and receiver as group, and its number between them.
+
+    The counter of c10d counts sends and receives of a process together, so that it differs between the two sides.
+    """
+    source = ibis.ifelse(calls.receives, calls.peer, calls["rank"])
+    target = ibis.ifelse(calls.receives, calls["rank"], calls.peer)
+    pair = calls.group * world * world + source * world + target + 1
+    key = ibis.ifelse(calls.peer < 0, calls["rank"] + _ALONE, pair)
+    calls = calls.mutate(key=ibis.ifelse(calls.p2p, -key, calls.group))
+    number = ibis.row_number().over(ibis.window(group_by=["rank", "key", "p2p"], order_by="call"))
+    seq = ibis.ifelse(calls.p2p, number, calls.seq)
+    return calls.filter(calls.own_thread).mutate(group=calls.key, seq=seq).drop("key", "peer", "receives", "own_thread")
+
+
+def _first_calls(calls: ibis.Table) -> ibis.Table:
+    return calls.group_by("rank").agg(call=calls.call.min(), step=calls.step.argmin(calls.call))
