@@ -9,6 +9,7 @@ import pandas as pd
 from distdiag.analyzers.performance import Measured, measure
 from distdiag.analyzers.performance.bandwidth import bus_bytes
 from distdiag.analyzers.performance.ledger import PARTS
+from distdiag.analyzers.performance.profiles import profiles_of
 from distdiag.run import Run
 
 NOTABLY_SLOWER = 1.1
@@ -46,6 +47,7 @@ def performance(run: Run, *, whole: bool = False) -> dict[str, Any]:
         "slowest": None if "shares" in unknown else _slowest(ranks),
         "clock_error_seconds": None if error is None else round(error / SECOND_NS, 6),
         "covers": "newest steps" if measured.newest else "all steps",
+        "profiler": profiles_of(run),
         "unknown": unknown,
     }
 

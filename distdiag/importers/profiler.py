@@ -121,10 +121,10 @@ def _rows(trace: Trace) -> Iterator[Mapping[str, Any]]:
         found = True
         yield _row(timeline)
     if not found:
-        nothing = dict.fromkeys((name for name, type_ in PROFILE_COLUMNS.items() if type_ == "int64"), 0)
-        nested = dict.fromkeys((name for name, type_ in PROFILE_COLUMNS.items() if type_ == "object"), ())
+        told = {name: type_ for name, type_ in PROFILE_COLUMNS.items() if name not in ("rank", "file")}
+        nothing = {name: 0 if type_ == "int64" else () for name, type_ in told.items()}
         reason = NOTHING_BEFORE_LAST_STEP if len(trace.activity.start_ns) else NO_DEVICE_ACTIVITY
-        yield {**nothing, **nested, "device": None, "launch_delays_ns": None, "notes": (reason,)}
+        yield {**nothing, "device": None, "launch_delays_ns": None, "notes": (reason,)}
 
 
 def _row(timeline: Timeline) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ from typing import TextIO
 from distdiag.findings import Finding, Position, Report, Verdict
 from distdiag.reporters import _terminal, words
 from distdiag.reporters._lines import BLANK, GAP, Line, Span, hang, hang_all, plain, table, wrap
+from distdiag.reporters._profiles import profile_lines
 from distdiag.reporters._stacks import stack_lines
 
 SENTENCE_END = re.compile(r"(?<=\.)\s+(?=[A-Z])|\n+")
@@ -35,13 +36,15 @@ def render(report: Report, out: TextIO) -> None:
 def compose(report: Report, *, width: int, height: int) -> list[Line]:
     """Return the lines of ``report``; the verdict is said again at the end if it has scrolled away by then."""
     if report.verdict.name == "healthy":
-        return _healthy(report, width) + _others(report, width)
+        profiles = profile_lines(report.performance.get("profiler", ()), width)
+        return _healthy(report, width) + _others(report, width) + ([BLANK, *profiles] if profiles else [])
     blocks = (
         _ranks(report, width),
         _before(report.positions, width) + _why(report.verdict, width),
         hang_all("Do next", report.verdict.next_steps, indent=LABEL, width=width, numbered=True),
         stack_lines(report.stacks, width),
         _others(report, width),
+        profile_lines(report.performance.get("profiler", ()), width),
         _triage(report.triage, width),
     )
     lines = _verdict(report, width)

@@ -1,0 +1,87 @@
+"""What profiler traces say, as a table: one row for each device of a trace."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from distdiag.reporters import words
+from distdiag.reporters._lines import Line, Span, table, wrap
+
+TITLE = "Profiler traces"
+MOST_ROWS = 12
+NOTABLE_PCT = 50.0
+"""A rank that came last less often is not worth a sentence."""
+NOTABLE_SHARE = 0.01
+"""Waiting that is less of the window neither."""
+_CAUSES = {"host_wait": "the host", "kernel_wait": "short gaps", "other_wait": "other streams"}
+_HEADING: tuple[str, ...] = ("rank", "window", "idle", "compute", "neither", "overlap", "exposed", "idle most for")
+
+
+def profile_lines(profiles: Sequence[Mapping[str, Any]], width: int) -> list[Line]:
+    """Return the table of the traces' shares, who came last, and what they do not tell."""
+    if not profiles:
+        return []
+    shown = profiles[:MOST_ROWS]
+    several = len({row["rank"] for row in profiles}) < len(profiles)
+    rows = [(*_HEADING, "trace")] if several else [_HEADING]
+    files = Counter(row["file"] for row in profiles)
+    rows += [(*_cells(row), *([_place(row, files)] if several else [])) for row in shown]
+    lines: list[Line] = [(Span(TITLE, "bold"),)]
+    lines += table(rows, indent=2, width=width, styles=["dim", *[""] * len(shown)])
+    if len(profiles) > MOST_ROWS:
+        lines.append((Span(f"  and {len(profiles) - MOST_ROWS} more: --format json has them all", "dim"),))
+    for sentence in (*_reasons(profiles), *_last(profiles)):
+        lines += [(Span("  "), Span(line)) for line in wrap(sentence, width - 2)]
+    return lines
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    shares = (_percent(row[f"{name}_pct"]) for name in ("idle", "compute", "non_compute", "overlap", "exposed"))
+    window = words.duration(row["window_us"] / 1e6) if row["window_us"] else ""
+    return (str(row["rank"]), window, *shares, _cause(row))
+
+
+def _place(row: Mapping[str, Any], files: Mapping[str, int]) -> str:
+    return f"device {row['device']} in {row['file']}" if files[row["file"]] > 1 else str(row["file"])
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1f} %"
+
+
+def _cause(row: Mapping[str, Any]) -> str:
+    shares = {name: row["idle_waits"][f"{name}_pct"] for name in _CAUSES}
+    known = {name: share for name, share in shares.items() if share is not None}
+    if not known:
+        return ""
+    most = max(known, key=lambda name: known[name])
+    return f"{_CAUSES[most]} {known[most]:.0f} %"
+
+
+def _reasons(profiles: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return why ranks have no shares."""
+    ranks: dict[str, set[int]] = {}
+    for row in profiles:
+        for name in ("idle_pct", "overlap_pct"):
+            if (reason := row["unknown"].get(name)) is not None:
+                what = "no shares" if name == "idle_pct" else "no overlap"
+                ranks.setdefault(f"{what}: {reason}", set()).add(row["rank"])
+                break
+    return [f"{words.name_ranks(of)}: {reason}" for reason, of in ranks.items()]
+
+
+def _last(profiles: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return which rank the others waited for most, if that is worth a sentence."""
+    told = [row for row in profiles if row["waiting"] is not None]
+    if not told:
+        return []
+    row = max(told, key=lambda each: (each["waiting"]["waits_caused_us"], -each["rank"]))
+    waiting = row["waiting"]
+    caused = waiting["waits_caused_us"]
+    if waiting["came_last_pct"] < NOTABLE_PCT or caused < NOTABLE_SHARE * row["window_us"]:
+        return []
+    others = words.name_ranks(rank for rank in waiting["ranks"] if rank != row["rank"])
+    return [
+        f"rank {row['rank']} came last in {waiting['came_last_pct']:.0f} % of {waiting['collectives']} collectives; "
+        f"{others} waited {words.duration(caused / 1e6)} for it"
+    ]
