@@ -220,6 +220,14 @@ class Phase(Event, kw_only=True, tag="phase"):
     local: bool = False
     """For ``new_group``: made with local synchronisation, so other ranks need not ask for it."""
     failed: bool = False
+    format: str | None = None
+    """Of a checkpoint: ``sharded`` (torch.distributed.checkpoint), ``torch`` or ``safetensors``."""
+    directory: str | None = None
+    """Where the checkpoint lies: its folder, or its file."""
+    bytes: int | None = None
+    """What this rank wrote to the checkpoint, or read from it."""
+    files: dict[str, str] = {}
+    """What was saved, by file: ``size:digest``, the digest left out where it is not known."""
 
 
 class Batch(Event, kw_only=True, tag="batch"):

@@ -231,8 +231,8 @@ class Recorder:
         self.write(begun)
         return begun
 
-    def end_phase(self, begun: events.Phase, *, failed: bool = False) -> None:
-        """Write the end of a phase."""
+    def end_phase(self, begun: events.Phase, *, failed: bool = False, **facts: Any) -> None:
+        """Write the end of a phase, with facts that only its end knows."""
         self.progress += 1
         self.write(
             events.Phase(
@@ -243,23 +243,24 @@ class Recorder:
                 step=self.step,
                 thread=begun.thread,
                 failed=failed,
+                **facts,
             )
         )
 
-    def enter_user_phase(self, name: str) -> events.Phase:
+    def enter_user_phase(self, name: str, **facts: Any) -> events.Phase:
         """Begin a phase that the user named; calls of the main thread carry it."""
-        begun = self.begin_phase(name)
+        begun = self.begin_phase(name, **facts)
         if threading.get_ident() == self.main_thread:
             self.user_phases.append(name)
             self.set_context()
         return begun
 
-    def leave_user_phase(self, begun: events.Phase, *, failed: bool) -> None:
+    def leave_user_phase(self, begun: events.Phase, *, failed: bool, **facts: Any) -> None:
         """End a phase that the user named."""
         if threading.get_ident() == self.main_thread and self.user_phases:
             self.user_phases.pop()
             self.set_context()
-        self.end_phase(begun, failed=failed)
+        self.end_phase(begun, failed=failed, **facts)
 
     def decide(self, name: str, value: Any) -> None:
         """Write a decision of the user's code."""
