@@ -12,6 +12,7 @@ from typing import Protocol
 from distdiag.errors import guard
 from distdiag.hooks import (
     autograd,
+    checkpoints,
     collectives,
     completion,
     cuda,
@@ -52,6 +53,7 @@ HOOKS: tuple[Hook, ...] = (
     autograd,
     optimizer,
     dataloader,
+    checkpoints,
     pulse,
 )
 
