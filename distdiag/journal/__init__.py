@@ -30,7 +30,16 @@ from distdiag.journal.segments import (
 )
 from distdiag.journal.shipping import PATIENCE_SECONDS, Shipper, is_network_filesystem, local_directory, within_patience
 
-__all__ = ["Journal", "Log", "is_network_filesystem", "log_name", "read_lines", "segments_of", "within_patience"]
+__all__ = [
+    "Journal",
+    "Log",
+    "is_network_filesystem",
+    "local_directory",
+    "log_name",
+    "read_lines",
+    "segments_of",
+    "within_patience",
+]
 
 SEGMENTS_IN_CAP = 8
 """A cap smaller than so many segments makes the segments smaller: dropping one should not drop half the log."""
