@@ -164,6 +164,10 @@ class _Watch:
         """Return the activity of this thread."""
         return self._threads.current
 
+    def is_loading_data(self) -> bool:
+        """Return whether the training thread waits for its data loader: what it reads then are samples."""
+        return self._recorder.phase == "data" and threading.get_ident() == self._recorder.main_thread
+
     def may_count(self) -> bool:
         """Return whether one more single file of this step may be recorded."""
         step, count = self._counted
@@ -202,7 +206,7 @@ class _Files:
             return None
         target = kwargs.get(self._name, args[self._target] if len(args) > self._target else None)
         path = _path(target)
-        if path is None or not self._watch.may_count():
+        if path is None or (self._phase == LOAD and self._watch.is_loading_data()) or not self._watch.may_count():
             return None
         activity = self._watch.begin(self._phase, self._form, path)
         if activity is not None and not isinstance(target, str | os.PathLike):

@@ -15,8 +15,10 @@ SILENCE_NS = 3 * SECOND_NS
 """Pulses come each second; a process that gave none for so long, and none after, was frozen or gone."""
 BUSY_SHARE = 0.1
 """Of a processor. Waiting and giving signs of life takes 2 %; who computes may have to share its core."""
-OWN_PHASES = frozenset({"init_process_group", "new_group", "split_group", "destroy_process_group"})
-"""Phases that recording itself makes; all others are the user's."""
+BACKGROUND = "checkpoint upload"
+"""A phase of another thread than the training one: it says nothing of where the rank is."""
+OWN_PHASES = frozenset({"init_process_group", "new_group", "split_group", "destroy_process_group", BACKGROUND})
+"""Phases that recording itself makes around other calls and in the background; all others are what the rank does."""
 WORDS_OF_CAUSES = (
     ("checkpoint", ("checkpoint", "save", "ckpt")),
     ("data-loading", ("data", "load", "token", "preprocess", "download")),

@@ -13,6 +13,7 @@ from distdiag.analyzers.investigation.lives import LAUNCHER
 from distdiag.analyzers.investigation.paths import location, short
 from distdiag.analyzers.investigation.queues import is_queued
 from distdiag.analyzers.investigation.sources import recorded, tells_steps
+from distdiag.analyzers.investigation.whereabouts import BACKGROUND
 from distdiag.findings import Position
 from distdiag.run import Run
 
@@ -57,7 +58,8 @@ class _Places:
         self._queues = _first_calls(run.calls, ~known & is_queued(run))
         self._last_open = _last_calls(run.calls, ~known) | self._queues
         self._pulse = _last(run.pulses, "time_ns")
-        self._phase = _last(_open(run.phases, ["rank", "number"]), "time_ns")
+        foreground = run.phases[run.phases["phase"] != BACKGROUND]
+        self._phase = _last(_open(foreground, ["rank", "number"]), "time_ns")
         self._batch = _last(_open(run.batches, ["rank", "loader", "batch"]), "time_ns")
         self._exit = _last(run.faults[run.faults["fault"] == "exit"], "time_ns")
         uncaught = run.faults[(run.faults["fault"] != "exit") & (run.faults["where"] == "uncaught")]

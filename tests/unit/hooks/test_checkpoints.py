@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint
 from torch.distributed.checkpoint import filesystem, state_dict_loader, state_dict_saver
+from torch.utils.data import DataLoader, Dataset
 
 import distdiag
 from distdiag import events
@@ -145,6 +146,22 @@ def test_data_set_that_is_read_file_by_file_does_not_fill_the_log(recorded: Reco
         torch.load(tmp_path / "sample.pt")
 
     assert len(recorded.log.phases("checkpoint load")) == 2 * MOST_PER_STEP
+
+
+def test_samples_that_a_loader_reads_are_no_checkpoints(recorded: Recording, tmp_path: Path) -> None:
+    torch.save(1, tmp_path / "sample.pt")
+
+    class Samples(Dataset[Any]):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.load(tmp_path / "sample.pt")
+
+    loader: Any = DataLoader(Samples())
+    assert len(list(loader)) == 2
+
+    assert recorded.log.phases("checkpoint load") == []
 
 
 def test_calls_of_a_save_carry_its_phase_unless_the_user_named_one(alone: Recording, tmp_path: Path) -> None:
