@@ -1,0 +1,124 @@
+"""Process groups as their members record them, and where the calls of members part."""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from distdiag import events
+
+HEADS_KEPT = 4096
+"""Calls of a group that not all members have reached yet; a rank that is further behind is not compared."""
+
+
+class Side(NamedTuple):
+    """Ranks whose calls of a group are the same up to and including one number."""
+
+    op: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parting:
+    """The first call of a group at which the chain hashes of its members differ."""
+
+    seq: int
+    sides: tuple[Side, ...]
+    """The larger first."""
+
+    @property
+    def minority(self) -> tuple[int, ...]:
+        """Return the ranks that differ from most; none where it is a tie."""
+        first, *others = self.sides
+        if any(len(other.ranks) == len(first.ranks) for other in others):
+            return ()
+        return tuple(sorted(rank for other in others for rank in other.ranks))
+
+
+@dataclass(slots=True)
+class _Head:
+    chain: int
+    op: str
+    ranks: list[int]
+    others: dict[int, tuple[str, list[int]]] = field(default_factory=dict)
+
+
+class GroupState:
+    """One process group: how far each member is, and whether their calls agree.
+
+    Chain hashes that are equal at a number say that all calls before it agreed, so the first number at which
+    they differ is where the members parted. Only ranks whose recording began at the same number are compared.
+    """
+
+    __slots__ = ("_heads", "_parted_at", "description", "members", "name", "newest", "start", "unlike")
+
+    def __init__(self, group: events.Group, members: tuple[int, ...]) -> None:
+        self.name = group.group
+        self.description = group.description
+        self.members = members
+        self.start = group.sequence
+        self.newest = group.sequence
+        self.unlike: set[int] = set()
+        """Ranks whose chains cannot be compared."""
+        self._heads: OrderedDict[int, _Head] = OrderedDict()
+        self._parted_at = 0
+
+    @property
+    def label(self) -> str:
+        """Return the name that people know."""
+        return self.description if self.description not in ("", "undefined") else self.name
+
+    def note(self, rank: int, seq: int, chain: int, op: str) -> None:
+        """Take a rank's call into account."""
+        if seq > self.newest:
+            self.newest = seq
+        if self._parted_at:
+            if seq != self._parted_at:
+                return
+        elif rank in self.unlike or not chain:
+            return
+        head = self._heads.get(seq)
+        if head is None:
+            self._heads[seq] = _Head(chain, op, [rank])
+            if len(self._heads) > HEADS_KEPT:
+                self._heads.popitem(last=False)
+        elif head.chain == chain:
+            head.ranks.append(rank)
+            if len(head.ranks) >= len(self.members) and not head.others:
+                del self._heads[seq]
+        else:
+            self._parted_at = self._parted_at or seq
+            head.others.setdefault(chain, (op, []))[1].append(rank)
+
+    def parting(self) -> Parting | None:
+        """Return where the members parted, None as long as their calls agree."""
+        head = self._heads.get(self._parted_at) if self._parted_at else None
+        if head is None:
+            return None
+        sides = [Side(head.op, tuple(sorted(head.ranks)))]
+        sides += [Side(op, tuple(sorted(ranks))) for op, ranks in head.others.values()]
+        return Parting(seq=self._parted_at, sides=tuple(sorted(sides, key=lambda side: (-len(side.ranks), side.ranks))))
+
+
+class Groups:
+    """All groups of a job, each the same object for all its members."""
+
+    def __init__(self) -> None:
+        self.all: dict[tuple[str, tuple[int, ...]], GroupState] = {}
+        self._of: dict[tuple[int, str], GroupState] = {}
+
+    def learn(self, rank: int, record: events.Group) -> None:
+        """Take a member's record of a group; damaged ones are left out."""
+        try:
+            members = record.members()
+        except ValueError:
+            return
+        group = self.all.get((record.group, members))
+        if group is None:
+            group = self.all[record.group, members] = GroupState(record, members)
+        if record.sequence != group.start:
+            group.unlike.add(rank)
+        self._of[rank, record.group] = group
+
+    def of(self, rank: int, name: str) -> GroupState | None:
+        """Return the group that a rank means by a name."""
+        return self._of.get((rank, name))

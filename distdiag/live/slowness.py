@@ -1,0 +1,130 @@
+"""Who is slow: time of its own per step, and who waits for whom."""
+
+import statistics
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from distdiag.live.alarms import Condition, Kind
+from distdiag.live.job import Job
+from distdiag.live.ranks import RankState, StepTimes
+from distdiag.live.wording import named
+
+WINDOW_SECONDS = 20.0
+"""A rank that is slow all that time is slow by itself; both halves have to show it."""
+LEAST_SPAN = 0.8
+"""Of the window that has to be filled with steps."""
+LEAST_STEPS = 6
+SLOWER = 1.25
+"""So much slower than its peers' median over the window, so that 1.3 times is found and noise is not."""
+SLOWER_IN_HALF = 1.2
+WORTH = 0.1
+"""Share of a step that it costs the others; less is not worth waking anybody."""
+CLEAR_SECONDS = 30.0
+STEPS_LOOKED_AT = 64
+FEW_RANKS = 8
+"""Among so few a rank would move the median that it is compared with."""
+SHARED_STEPS = 16
+"""Steps over which waiting is shared out."""
+
+
+Medians = tuple[float, float, float]
+"""Of the whole window, its first and its second half."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """What a rank has to do with the waiting of a job; shares of the step time."""
+
+    lateness_seconds: float
+    """How much later than the first rank it came, per step."""
+    suffered: float
+    caused: float
+
+
+def stragglers(job: Job) -> Iterator[Condition]:
+    """Yield ranks whose own time per step is persistently above that of their peers.
+
+    A step's own time is its duration without the waiting for collectives, on the host's clock; ranks that record
+    devices run ahead of them, so nothing is said of these.
+    """
+    windows = {state.rank: _window(state) for state in job.living if state.header.device == "cpu"}
+    windows = {rank: steps for rank, steps in windows.items() if steps}
+    if len(windows) < 2:
+        return
+    own = {rank: _medians(steps) for rank, steps in windows.items()}
+    few = len(own) <= FEW_RANKS
+    for rank, mine in own.items():
+        others = _typical([each for peer, each in own.items() if peer != rank] if few else own.values())
+        if mine[0] < SLOWER * others[0] or any(mine[half] < SLOWER_IN_HALF * others[half] for half in (1, 2)):
+            continue
+        step = statistics.median(each.duration_ns for each in windows[rank])
+        cost = (mine[0] - others[0]) / max(step, 1)
+        if cost < WORTH:
+            continue
+        yield Condition(
+            kind=Kind.STRAGGLER,
+            incident=f"straggler {rank}",
+            summary=f"rank {rank} needs {mine[0] / others[0]:.2f} times its peers' time per step: "
+            f"{mine[0] / 1e6:.0f} ms of its own against {others[0] / 1e6:.0f} ms; it costs {cost:.0%} of each step",
+            ranks=(rank,),
+            evidence=(
+                f"over {WINDOW_SECONDS:.0f} s and {len(windows[rank])} steps, in both halves of that time",
+                f"compared with the median of {named(r for r in own if r != rank)}",
+            ),
+            confirm_seconds=0.9,
+            clear_seconds=CLEAR_SECONDS,
+        )
+
+
+def waiting_of(job: Job) -> Mapping[int, Waiting]:
+    """Return lateness and shares of waiting of each rank over the newest steps that all of them ended."""
+    recent = {state.rank: {s.step: s for s in list(state.steps)[-SHARED_STEPS:]} for state in job.living}
+    recent = {rank: steps for rank, steps in recent.items() if steps}
+    if len(recent) < 2:
+        return {}
+    shared = set.intersection(*(set(steps) for steps in recent.values()))
+    late = dict.fromkeys(recent, 0)
+    suffered = dict.fromkeys(recent, 0)
+    caused = dict.fromkeys(recent, 0)
+    total = 0
+    for step in shared:
+        waits = {rank: steps[step].duration_ns - steps[step].own_ns for rank, steps in recent.items()}
+        least, most = min(waits, key=lambda rank: (waits[rank], rank)), max(waits.values())
+        total += max(steps[step].duration_ns for steps in recent.values())
+        caused[least] += sum(waits.values()) - len(waits) * waits[least]
+        for rank, wait in waits.items():
+            late[rank] += most - wait
+            suffered[rank] += wait
+    everybody = max(total * len(recent), 1)
+    return {
+        rank: Waiting(
+            lateness_seconds=late[rank] / max(len(shared), 1) / 1e9,
+            suffered=suffered[rank] / max(total, 1),
+            caused=caused[rank] / everybody,
+        )
+        for rank in recent
+    }
+
+
+def _window(state: RankState) -> list[StepTimes]:
+    """Return the steps of the newest time, none where they are too few or do not reach far enough."""
+    if len(state.steps) < LEAST_STEPS:
+        return []
+    last = state.steps[-1].end_ns
+    if state.last_ns - last > WINDOW_SECONDS * 1e9:
+        return []  # it does not step any more
+    steps = [step for step in state.steps if last - step.end_ns <= WINDOW_SECONDS * 1e9]
+    if len(steps) < LEAST_STEPS or last - steps[0].end_ns + steps[0].duration_ns < LEAST_SPAN * WINDOW_SECONDS * 1e9:
+        return []
+    return steps
+
+
+def _medians(steps: list[StepTimes]) -> Medians:
+    """Return the median own time over all steps, over the first and over the second half."""
+    own = [step.own_ns for step in steps[:: max(1, len(steps) // STEPS_LOOKED_AT)]]
+    half = len(own) // 2
+    return statistics.median(own), statistics.median(own[:half]), statistics.median(own[half:])
+
+
+def _typical(own: Collection[Medians]) -> list[float]:
+    return [statistics.median(values) for values in zip(*own, strict=True)]

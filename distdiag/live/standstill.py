@@ -1,0 +1,119 @@
+"""A job in which nobody moves: since when, and who it is that the others wait for."""
+
+from collections.abc import Iterator
+
+from distdiag import events
+from distdiag.live.alarms import Condition, Kind
+from distdiag.live.job import Job
+from distdiag.live.ranks import JOINING, RankState
+from distdiag.live.wording import lasting, named, short
+
+HALT = "halt"
+"""The incident of a job that does not go on; whoever died is part of it."""
+START_SECONDS = 60.0
+"""Importing, joining and the first batches take longer than any later pause; until then the limit is no shorter."""
+CONFIRM_SECONDS = 0.9
+"""Seen at two looks: what was just about to be written is no stall."""
+MOST_PLACES = 6
+
+
+def standstill(job: Job) -> Iterator[Condition]:
+    """Yield the stall of a job: no rank made progress within its limit, and none is in something that may take long.
+
+    The limit is the one that recording has in force for the phase each rank is in, as its log says.
+    """
+    living = job.living
+    if not living or (job.missing and job.now - job.began < START_SECONDS):
+        return
+    if any(_may_move(job, state) for state in living):
+        return
+    suspects = suspected(job)
+    since = min(job.still(state) for state in living)
+    limit = max(limit_of(state) for state in living)
+    places = places_of(job, suspects)
+    yield Condition(
+        kind=Kind.STALL,
+        incident=HALT,
+        summary=f"no rank made progress for {lasting(since)} (limit {lasting(limit)}): " + "; ".join(places[:2]),
+        ranks=suspects,
+        evidence=tuple(places[:MOST_PLACES]),
+        limit_seconds=limit,
+        confirm_seconds=CONFIRM_SECONDS,
+    )
+
+
+def limit_of(state: RankState) -> float:
+    """Return for how long, in seconds, a rank may be still."""
+    return state.limit_seconds if state.started else max(state.limit_seconds, START_SECONDS)
+
+
+def suspected(job: Job) -> tuple[int, ...]:
+    """Return the ranks that others wait for and that wait for nobody; none where everybody waits."""
+    waiting = {state.rank: call for state in job.living if (call := state.current_call()) is not None}
+    awaited: set[int] = set()
+    for rank, call in waiting.items():
+        awaited |= _awaited(job, job.ranks[rank], call)
+    if not waiting:
+        joining = {state.rank for state in job.living if _joining(state)}
+        awaited = {*job.ranks, *job.missing} - joining if joining else set()
+    elsewhere = {rank for rank in awaited if rank not in waiting or job.silence(job.ranks[rank])}
+    if elsewhere:
+        return tuple(sorted(elsewhere))
+    partings = [parting for group in job.groups if (parting := group.parting()) is not None]
+    return partings[0].minority if partings else ()
+
+
+def places_of(job: Job, first: tuple[int, ...]) -> list[str]:
+    """Return where the ranks are, each place with all ranks that are there, those of ``first`` first."""
+    places: dict[str, list[int]] = {}
+    for state in job.ranks.values():
+        places.setdefault(_place(job, state), []).append(state.rank)
+    ordered = sorted(places.items(), key=lambda item: (not set(item[1]) & set(first), len(item[1]), item[1]))
+    told = [f"{named(ranks)} {place}" for place, ranks in ordered]
+    return [f"{named(job.missing)} left no log", *told] if job.missing else told
+
+
+def _may_move(job: Job, state: RankState) -> bool:
+    silent = job.silence(state)
+    if state.is_exempt() and not silent:
+        return True
+    return job.still(state) <= limit_of(state)
+
+
+def _awaited(job: Job, state: RankState, call: events.Call) -> set[int]:
+    signature = state.signatures.get(call.signature)
+    group = state.group_of(call)
+    if signature is None or group is None:
+        return set()
+    if signature.p2p:
+        return {signature.peer} & set(group.members) if signature.peer is not None else set()
+    others = (job.ranks.get(rank) for rank in group.members)
+    behind = {other.rank for other in others if other and other.sequences.get(group.name, group.start) < call.seq}
+    return behind | (set(job.missing) & set(group.members))
+
+
+def _joining(state: RankState) -> bool:
+    return any(phase.name in JOINING for phase in state.phases.values())
+
+
+def _place(job: Job, state: RankState) -> str:
+    """Return ``waits in all_reduce 13 of default_pg (train.py:40 main)`` and the like."""
+    silence = job.silence(state)
+    if state.ended:
+        return "has ended"
+    if silence:
+        process = {"stopped": ", its process is stopped", "gone": ", its process is gone"}
+        return f"gives no sign of life for {lasting(silence)}{process.get(job.process_of(state) or '', '')}"
+    at = state.place()
+    where = f" ({short(at)})" if at else ""
+    call = state.current_call()
+    if call is not None and (signature := state.signatures.get(call.signature)) is not None:
+        group = state.group_of(call)
+        seq = f" {call.seq}" if call.seq else ""
+        peer = f" with rank {signature.peer}" if signature.peer is not None and signature.p2p else ""
+        return f"waits in {signature.op}{seq}{peer} of {group.label if group else signature.group}{where}"
+    for phase in reversed(state.phases.values()):
+        return f"is in {phase.name}{where}"
+    if state.batch_since_ns is not None or state.activity == "data-loading":
+        return f"is in its data loader{where}"
+    return f"is in {state.activity or state.phase or 'its own code'}{where}"

@@ -1,0 +1,293 @@
+"""Alarms of a watched job: what is wrong is said once, of the right rank, and what is healthy is not."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from distdiag import events
+from distdiag.live.alarms import Change, Kind
+from tests.logs import SECOND_NS
+from tests.watching import Watched, cleared, raised
+
+SERIES = Path(__file__).parents[4] / "shared" / "data" / "healthy_series"
+LIMIT_BYTES = 10 << 30
+
+
+def test_stalled_job_is_told_once_with_the_rank_that_others_wait_for(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, world_size=3)
+    watched.train(steps=5)
+    for log in watched.logs.only(0, 1):
+        log.all_reduce("train.py:10 step", pending=True)
+    watched.logs[2].batch("train.py:8 read", pending=True)
+    watched.look()
+
+    quiet = watched.pass_by(4, waiting=(6,))
+    changes = watched.pass_by(10, waiting=(6,))
+
+    assert quiet == []
+    (alarm,) = raised(changes)
+    assert alarm.kind == Kind.STALL
+    assert alarm.condition.ranks == (2,)
+    assert alarm.condition.limit_seconds == 5.0
+    assert "rank 2 is in its data loader" in alarm.condition.summary
+    assert "ranks 0-1 wait" in alarm.condition.summary
+    assert len(changes) == 1
+
+
+def test_alarm_is_cleared_when_the_job_goes_on(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.train(steps=5)
+    (alarm,) = raised(watched.pass_by(9))
+
+    watched.train(steps=1)
+    changes = watched.pass_by(4)
+
+    assert [each.number for each in cleared(changes)] == [alarm.number]
+    assert cleared(changes)[0].cleared_wall_ns is not None
+    assert watched.watch.alarms.active == {}
+
+
+def test_rank_in_a_phase_of_the_user_is_no_stall(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.train(steps=5)
+    watched.logs[0].begin_phase("evaluate")
+    watched.logs[1].barrier(pending=True)
+
+    assert watched.pass_by(60) == []
+
+
+@pytest.mark.parametrize("activity", ["compile", "checkpoint"])
+def test_compiling_and_saving_are_no_stall(tmp_path: Path, activity: str) -> None:
+    watched = Watched(tmp_path)
+    watched.train(steps=5)
+
+    assert watched.pass_by(20, activity=activity) == []
+
+
+def test_ranks_that_still_import_are_no_stall(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+
+    assert watched.pass_by(30) == []
+
+
+def test_longer_limit_that_the_log_tells_is_the_one_in_force(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.train(steps=5)
+    for log in watched.logs:
+        log.add(events.Pulse(time_ns=log.now_ns, step=5, calls=5, stall_after_seconds=30.0))
+
+    assert watched.pass_by(29) == []
+    (alarm,) = raised(watched.pass_by(4))
+    assert alarm.condition.limit_seconds == 30.0
+
+
+def test_job_that_ended_is_no_stall(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.train(steps=5)
+    for log in watched.logs:
+        log.exit()
+
+    assert [*watched.look(), *watched.look(100.0), *watched.look(101.0)] == []
+    assert watched.watch.job.ended
+
+
+def test_exception_is_a_death_and_those_that_fail_of_it_are_not_named(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, world_size=3)
+    watched.train(steps=3)
+    watched.logs[1].fault("ValueError", "bad sample", "train.py:9 main").exit()
+    for log in watched.logs.but(1):
+        log.all_reduce(error="RuntimeError: Connection closed by peer")
+        log.fault("RuntimeError", "Connection closed by peer").exit()
+
+    (alarm,) = raised(watched.look_twice())
+
+    assert alarm.kind == Kind.DEATH
+    assert alarm.condition.ranks == (1,)
+    assert "rank 1 died of ValueError: bad sample" in alarm.condition.summary
+
+
+def test_stall_becomes_a_death_when_a_rank_gives_no_sign_of_life(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, world_size=3)
+    watched.train(steps=3)
+    for log in watched.logs.but(2):
+        log.all_reduce("train.py:10 step", pending=True)
+    watched.look()
+
+    changes = watched.pass_by(14, without=(2,), waiting=(4,))
+
+    assert [(change.what, change.alarm.kind) for change in changes] == [
+        ("raised", Kind.STALL),
+        ("changed", Kind.DEATH),
+    ]
+    assert {change.alarm.condition.ranks for change in changes} == {(2,)}
+    assert len({change.alarm.number for change in changes}) == 1
+
+
+def test_divergence_is_told_before_anything_hangs(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, world_size=3)
+    watched.train(steps=3)
+    watched.look()
+    for log in watched.logs:
+        log.broadcast("train.py:5 sync") if log.rank == 1 else log.all_reduce("train.py:6 sync")
+
+    (alarm,) = raised(watched.look())
+
+    assert alarm.kind == Kind.DIVERGENCE
+    assert alarm.condition.ranks == (1,)
+    assert "call 4 of group default_pg" in alarm.condition.summary
+    assert "rank 1 issued broadcast" in alarm.condition.summary
+
+
+def test_two_ranks_that_part_are_both_shown_and_none_is_named(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.train(steps=1)
+    watched.logs[0].broadcast()
+    watched.logs[1].all_reduce()
+
+    (alarm,) = raised(watched.look())
+
+    assert alarm.kind == Kind.DIVERGENCE
+    assert alarm.condition.ranks == ()
+
+
+def test_recording_that_began_later_is_not_compared(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    group = next(record for record in watched.logs[0].records if isinstance(record, events.Group))
+    group.sequence = 3
+    watched.logs[0].broadcast()
+    watched.logs[1].all_reduce()
+
+    assert watched.look() == []
+
+
+def test_restart_is_followed_and_ends_the_alarm(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.train(steps=3)
+    watched.logs[1].fault("ValueError", "bad sample").exit()
+    (alarm,) = raised(watched.look_twice())
+
+    watched.logs = watched.new_logs(2, attempt=1)
+    for log in watched.logs:
+        log.header.wall_ns += 60 * SECOND_NS
+        log.header.monotonic_ns += 60 * SECOND_NS
+    watched.seconds = 60.0
+    watched.train(steps=2)
+    changes = watched.pass_by(4)
+
+    assert [each.number for each in cleared(changes)] == [alarm.number]
+    assert {state.attempt for state in watched.watch.job.ranks.values()} == {1}
+
+
+def test_slow_rank_is_named_within_thirty_seconds(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, world_size=4)
+    for _ in range(30):
+        watched.train(steps=10)
+        watched.look()
+    began = watched.seconds
+
+    changes: list[Change] = []
+    while not changes:
+        watched.train(steps=8, own={2: 0.13})
+        changes = watched.look()
+
+    (alarm,) = raised(changes)
+    assert alarm.kind == Kind.STRAGGLER
+    assert alarm.condition.ranks == (2,)
+    assert "1.30 times" in alarm.condition.summary
+    assert watched.seconds - began <= 30.0
+
+
+def test_noise_and_moving_load_are_no_straggler(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, world_size=4)
+    chance = random.Random(1)
+
+    for number in range(60):
+        for _ in range(10):
+            own = {rank: 0.1 * chance.uniform(0.9, 1.15) for rank in range(4)}
+            own[number % 4] *= 1.5
+            watched.train(steps=1, own=own)
+        assert watched.look() == []
+
+
+@pytest.mark.skipif(not SERIES.exists(), reason="needs ../shared/data")
+@pytest.mark.parametrize("name", sorted(path.name for path in SERIES.glob("*.json")) if SERIES.exists() else [])
+def test_healthy_series_give_no_alarm(tmp_path: Path, name: str) -> None:
+    series = json.loads((SERIES / name).read_text())
+    times = [float(value) for value in series["iteration-time"]["values"].values() if value != "nan"][:400]
+    losses = list(series["lm loss"]["values"].values())
+    watched = Watched(tmp_path, world_size=4)
+    chance = random.Random(2)
+
+    for number, seconds in enumerate(times):
+        own = {rank: seconds * chance.uniform(0.95, 1.0) for rank in range(4)}
+        watched.train(steps=1, own=own, facts={"loss": losses[number % len(losses)]})
+        assert watched.look() == [], number
+
+
+def test_loss_that_is_no_number_is_told_and_cleared(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.train(steps=3, facts={"loss": 2.5})
+    assert watched.look() == []
+
+    watched.train(steps=1, facts={"loss": "nan"})
+    (alarm,) = raised(watched.look())
+    watched.train(steps=50, facts={"loss": 2.4})
+    changes = watched.look()
+
+    assert alarm.kind == Kind.NON_FINITE
+    assert "loss of ranks 0-1 is nan" in alarm.condition.summary
+    assert [each.number for each in cleared(changes)] == [alarm.number]
+
+
+def remember(watched: Watched, used: dict[int, int]) -> None:
+    for log in watched.logs:
+        log.add(
+            events.Memory(
+                time_ns=log.now_ns,
+                rss_bytes=used[log.rank],
+                cgroup_bytes=used[log.rank],
+                cgroup_limit_bytes=LIMIT_BYTES,
+            )
+        )
+
+
+def test_memory_that_grows_until_it_runs_out_is_told(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    alarms = []
+
+    for number in range(40):
+        watched.train(steps=20)
+        remember(watched, {0: 2 << 30, 1: (2 << 30) + number * (50 << 20)})
+        alarms += raised(watched.look())
+
+    (alarm,) = alarms
+    assert alarm.kind == Kind.MEMORY
+    assert alarm.condition.ranks == (1,)
+    assert "of 10.0 GiB" in alarm.condition.summary
+
+
+def test_memory_that_settles_is_no_trend(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+
+    for number in range(60):
+        watched.train(steps=20)
+        remember(watched, dict.fromkeys(range(2), (6 << 30) - (4 << 30) // (number + 1)))
+        assert watched.look() == []
+
+
+def test_save_that_takes_far_longer_than_before_is_told(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.train(steps=3)
+    for saves in (4, 4, 30):
+        numbers = {log.rank: log.begin_phase("save checkpoint") for log in watched.logs}
+        changes = watched.pass_by(saves)
+        for log in watched.logs:
+            log.end_phase("save checkpoint", numbers[log.rank])
+        watched.train(steps=3)
+
+    (alarm,) = raised(changes)
+    assert alarm.kind == Kind.CHECKPOINT
+    assert alarm.condition.limit_seconds == pytest.approx(20.0)
+    assert [each.number for each in cleared(watched.pass_by(4))] == [alarm.number]
