@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from distdiag.analyzers import (
+    compute_straggler,
     device_stuck,
     dtype_mismatch,
     group_creation_stuck,
@@ -31,7 +32,9 @@ from distdiag.analyzers import (
     shape_mismatch,
     skipped_steps,
     split_mismatch,
+    stage_imbalance,
     thread_race,
+    token_imbalance,
     transport_stuck,
     uneven_batches,
 )
@@ -60,6 +63,9 @@ ANALYZERS: tuple[Analyzer, ...] = (
     logs_truncated,
     records_dropped,
     insufficient_evidence,
+    compute_straggler,
+    token_imbalance,
+    stage_imbalance,
     rank_missing,
     rank_died,
     late_rank,

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import shutil
 import tempfile
+import threading
 import types
 import typing
 import weakref
@@ -45,10 +46,18 @@ class Engine:
     """An in-memory database that reads logs where they lie."""
 
     def __init__(self) -> None:
-        """Start the database; it lives as long as this object, as do the files it spools."""
-        self._ibis = ibis.duckdb.connect()
+        """Make an engine; its database starts when it is first asked, and lives as long as this object."""
         self._names = itertools.count()
         self._spooled: Path | None = None
+        self._database: Any = None
+        self._starting = threading.Lock()
+
+    @property
+    def _ibis(self) -> Any:
+        with self._starting:  # a log is read by two threads
+            if self._database is None:
+                self._database = ibis.duckdb.connect()
+            return self._database
 
     def spool(self, name: str, data: bytes) -> Path:
         """Put part of a log into a temporary file and return its path."""

@@ -158,10 +158,6 @@ class _Simulations:
             additive_last_stage=self._share(only[len(stages) - 1] - self._ideal),
         )
 
-    def fixing(self, kept: Kept) -> Fix:
-        """Return what a step takes if all but the kept operations take their usual time."""
-        return self._fix(self._seconds([kept])[0])
-
     def _seconds(self, scenarios: list[Kept]) -> Numbers:
         return step_seconds(self._graph, self._work, self._usual, scenarios)
 

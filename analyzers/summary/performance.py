@@ -10,6 +10,7 @@ from distdiag.analyzers.performance import Measured, measure
 from distdiag.analyzers.performance.bandwidth import bus_bytes
 from distdiag.analyzers.performance.ledger import PARTS
 from distdiag.analyzers.performance.profiles import profiles_of
+from distdiag.analyzers.summary.what_if import simulations_of
 from distdiag.run import Run
 
 NOTABLY_SLOWER = 1.1
@@ -48,7 +49,8 @@ def performance(run: Run, *, whole: bool = False) -> dict[str, Any]:
         "clock_error_seconds": None if error is None else round(error / SECOND_NS, 6),
         "covers": "newest steps" if measured.newest else "all steps",
         "profiler": profiles_of(run),
-        "unknown": unknown,
+        "what_if": simulations_of(run),
+        "unknown": {} if run.only_measured else unknown,
     }
 
 

@@ -13,6 +13,8 @@ ROOTS = ("out-of-memory", "skipped-steps", "uneven-batches")
 """They are found only where something died or stands still because of them: a root outranks its consequence."""
 FAMILIES = ("DD3", "DD5", "DD4", "DD7", "DD2", "DD6", "DD1")
 """Stuck, numerics, memory, checkpoint, slow, data; what is wrong with the logs speaks last."""
+_PLACES = {"DD203": "DD204+"}
+"""Uneven sequences come after an uneven stage: both may be there, and the stage is the surer cause."""
 _SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 
 
@@ -29,7 +31,7 @@ def _gravity(finding: Finding) -> tuple[bool, bool, int, int, str, tuple[int, ..
         not root,
         family,
         _SEVERITIES.index(finding.severity),
-        finding.code,
+        _PLACES.get(finding.code, finding.code),
         finding.culprits,
         finding.summary,
     )

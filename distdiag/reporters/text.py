@@ -9,6 +9,7 @@ from distdiag.reporters import _terminal, words
 from distdiag.reporters._lines import BLANK, GAP, Line, Span, hang, hang_all, plain, table, wrap
 from distdiag.reporters._profiles import profile_lines
 from distdiag.reporters._stacks import stack_lines
+from distdiag.reporters._what_if import what_if_line, what_if_lines
 
 SENTENCE_END = re.compile(r"(?<=\.)\s+(?=[A-Z])|\n+")
 """A full stop ends a sentence only before a capital: lines of code have full stops too."""
@@ -45,6 +46,7 @@ def compose(report: Report, *, width: int, height: int) -> list[Line]:
         stack_lines(report.stacks, width),
         _others(report, width),
         profile_lines(report.performance.get("profiler", ()), width),
+        what_if_lines(report.performance.get("what_if"), width),
         _triage(report.triage, width),
     )
     lines = _verdict(report, width)
@@ -88,6 +90,7 @@ def _healthy(report: Report, width: int) -> list[Line]:
     first, *rest = _verdict(report, width)
     indent = " " * (len(words.headline(report.verdict.name, None)) + GAP)
     pace = [answer for question, answer in report.triage.items() if question.startswith(PACE)]
+    pace += [line] if (line := what_if_line(report.performance.get("what_if"))) else []
     return [first, *(line for answer in pace for line in hang(indent, wrap(answer, width - len(indent)))), *rest]
 
 
