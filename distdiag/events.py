@@ -243,6 +243,48 @@ class Batch(Event, kw_only=True, tag="batch"):
     """Number of the loader's iterator in this process."""
     exhausted: bool = False
     samples: int | None = None
+    digest: int | None = None
+    """32-bit digest of the sample ids in order, or of the first bytes of the batch where samples have no ids."""
+    content: bool = False
+    """The digest is of the batch's first bytes."""
+    ids: list[int] = []
+    """Sample ids, as the sampler gave them; ids that are no whole numbers as 32-bit digests."""
+    thinned: int = 0
+    """Of large batches only the ids that ``kept`` of the loader hooks keeps: about 1 of 2 to this power."""
+    tokens: int | None = None
+    """Positions that are no padding, where the batch has an attention mask."""
+    positions: int | None = None
+    """Positions with padding."""
+    tokens_squared: int | None = None
+    """Sum over the samples of the squared numbers of their tokens."""
+
+
+class Loader(Event, kw_only=True, tag="loader"):
+    """A data loader was asked for an iterator: an epoch begins, and with it an order of samples."""
+
+    KEPT: ClassVar[bool] = True
+    loader: int
+    """Number of the iterator in this process, from 1."""
+    time_ns: int
+    step: int = 0
+    path: int | None = None
+    dataset: str = ""
+    """Class of the data set."""
+    length: int | None = None
+    """Samples in the data set."""
+    batch_size: int | None = None
+    workers: int = 0
+    sampler: str = ""
+    """Class of the sampler."""
+    shuffle: bool | None = None
+    seed: int | None = None
+    """Seed of a distributed sampler, which has to be the same on all its ranks."""
+    epoch: int | None = None
+    replicas: int | None = None
+    """Into how many shares the sampler divides the data set, and which of them it takes."""
+    replica: int | None = None
+    base_seed: int | None = None
+    """32-bit digest of the seed that workers start from."""
 
 
 class Memory(Event, kw_only=True, tag="memory"):
@@ -251,7 +293,13 @@ class Memory(Event, kw_only=True, tag="memory"):
     time_ns: int
     step: int = 0
     rss_bytes: int | None = None
+    shared_bytes: int | None = None
+    """Part of it that files and other processes share: the kernel takes it back, or it is not of this process."""
+    workers_bytes: int | None = None
+    """Resident memory of the data loaders' workers, without what they share."""
     cgroup_bytes: int | None = None
+    cgroup_reclaimable_bytes: int | None = None
+    """Part of the control group's memory that caches files, known near the limit: the kernel takes it back."""
     cgroup_limit_bytes: int | None = None
     host_available_bytes: int | None = None
     allocated_bytes: int | None = None
@@ -273,15 +321,55 @@ class Replay(Event, kw_only=True, tag="replay"):
 
 
 class Numerics(Event, kw_only=True, tag="numerics"):
-    """Loss, gradient norm and non-finite flags of a step."""
+    """Loss, gradient norm and non-finite flags of a step; checksums of parameters; only what was known."""
 
     KEPT: ClassVar[bool] = True
     step: int
     time_ns: int
     loss: float | str | None = None
+    """Mean over the backwards of the step, of this rank alone; a word where it is not finite."""
     grad_norm: float | str | None = None
     loss_scale: float | None = None
+    """What the loss scaler multiplied the losses of this step with."""
+    skipped: bool = False
+    """The loss scaler left the optimizer's step out."""
+    nonfinite: list[str] = []
+    """What was not finite: ``loss``, ``grad_norm``, or ``gradient`` for one that peers had not been added to."""
+    module: str | None = None
+    """The first module whose output was not finite, where modules were watched."""
+    origin: str | None = None
+    """What a value that was not finite came from: ``batch``, the ``input`` of the module, its ``parameters``, or
+    ``inside`` where both were finite."""
+    wrapper: int | None = None
+    """Number of the wrapper that ``checksum`` or ``unsynchronised`` is about."""
     checksum: int | None = None
+    """Over all its parameters as they were before the optimizer's step; equal replicas give equal ones."""
+    digests: bytes = b""
+    """Four bytes, little end first, for each of the wrapper's ``parameters``."""
+    unsynchronised: str | None = None
+    """Why an optimizer's step used gradients of this rank alone: ``no_sync`` or ``bypassed``."""
+    rng: dict[str, int] = {}
+    """Seeds and 32-bit digests of the states of random number generators: ``torch.seed``, ``torch`` …"""
+
+
+class Wrapper(Event, kw_only=True, tag="wrapper"):
+    """A wrapper that makes a model data-parallel: who computes the same model on other samples."""
+
+    KEPT: ClassVar[bool] = True
+    wrapper: int
+    """Number of the wrapper in this process, from 1; the same on its peers where they wrap in the same order."""
+    name: str
+    """``DistributedDataParallel`` …"""
+    group: str
+    """Group whose members average their gradients."""
+    module: str = ""
+    """Class of the model."""
+    size_bytes: int = 0
+    """Of its gradients, as this rank holds them."""
+    time_ns: int
+    step: int = 0
+    parameters: list[str] = []
+    """What a checksum covers: names in order, first names of blocks where they are many."""
 
 
 class ThreadStack(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
@@ -417,9 +505,11 @@ Record = (
     | Step
     | Phase
     | Batch
+    | Loader
     | Memory
     | Replay
     | Numerics
+    | Wrapper
     | Stack
     | Fault
     | GarbageCollection

@@ -112,8 +112,12 @@ class Recorder:
         self.poll: Callable[[], None] = lambda: None
         """Looks for ends of calls that nobody waits for; the hook that knows how sets it."""
         self.sample_memory: Callable[[], None] = lambda: None
+        self.step_ends: Callable[[], None] = lambda: None
+        """Called while ``step`` still is the step that ends."""
         self.capturing = 0
         """Number of the CUDA graph that is being captured, 0 if none is."""
+        self.numerics: Any = None
+        """What the hook on losses and norms knows; hooks that see other numbers of a step tell it."""
         self.note_arrival: Callable[[Flight, GroupState], None] = lambda flight, state: None
         self.tend_device: Callable[[], None] = lambda: None
         self.adopt_group: Callable[[Any, GroupState], None] = lambda group, state: None

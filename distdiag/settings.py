@@ -13,6 +13,7 @@ DEFAULT_DIRECTORY = "distdiag_logs"
 DEFAULT_STALL_AFTER_SECONDS = 60.0
 DEFAULT_MAX_BYTES = 256 << 20
 DEFAULT_PULSE_SECONDS = 1.0
+DEFAULT_CHECKSUM_EVERY = 100
 LOGGED_PREFIXES = ("NCCL_", "TORCH_", "GLOO_", "PYTORCH_", "DISTDIAG", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "API_KEY")
 
@@ -32,6 +33,12 @@ class Settings:
     pulse_seconds: float = DEFAULT_PULSE_SECONDS
     native_stacks: bool = True
     """Whether a stalled process may start py-spy on itself."""
+    numerics: bool = True
+    """Whether losses, norms, loss scales and checksums are recorded."""
+    name_modules: bool = False
+    """Whether modules are watched from the start for the first output that is not finite, and not only after one."""
+    checksum_every: int = DEFAULT_CHECKSUM_EVERY
+    """Steps between two checksums of the parameters, beside those of the first steps; 0 for none at all."""
 
 
 def is_off(environ: Mapping[str, str] = os.environ) -> bool:
@@ -56,8 +63,17 @@ def resolve(
         if max_bytes is not None
         else int(_number(environ, "DISTDIAG_MAX_BYTES", DEFAULT_MAX_BYTES)),
         pulse_seconds=_number(environ, "DISTDIAG_PULSE_SECONDS", DEFAULT_PULSE_SECONDS),
-        native_stacks=environ.get("DISTDIAG_NATIVE_STACKS", "on").strip().lower() not in OFF_WORDS,
+        native_stacks=_is_on(environ, "DISTDIAG_NATIVE_STACKS"),
+        numerics=_is_on(environ, "DISTDIAG_NUMERICS"),
+        name_modules=environ.get("DISTDIAG_NUMERICS", "").strip().lower() == "modules",
+        checksum_every=int(_number(environ, "DISTDIAG_CHECKSUM_EVERY", DEFAULT_CHECKSUM_EVERY))
+        if _is_on(environ, "DISTDIAG_CHECKSUM_EVERY")
+        else 0,
     )
+
+
+def _is_on(environ: Mapping[str, str], name: str) -> bool:
+    return environ.get(name, "on").strip().lower() not in OFF_WORDS
 
 
 def _number(environ: Mapping[str, str], name: str, default: float) -> float:

@@ -20,6 +20,7 @@ class Position(Protocol):
     calls: int
     phase: str
     sample_memory: Callable[[], None]
+    step_ends: Callable[[], None]
 
     def enter(self, phase: str) -> None:
         """Set the inferred phase."""
@@ -129,6 +130,7 @@ class Loop:
                 rollups=recorder.take_rollups(),
             )
         )
+        recorder.step_ends()
         if now >= self._next_memory_ns:
             self._next_memory_ns = now + MEMORY_INTERVAL_NS
             recorder.sample_memory()

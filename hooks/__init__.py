@@ -23,8 +23,10 @@ from distdiag.hooks import (
     groups,
     memory,
     modules,
+    numerics,
     optimizer,
     pulse,
+    replicas,
 )
 from distdiag.hooks._patch import Undo, together
 from distdiag.recorder import Recorder
@@ -51,6 +53,8 @@ HOOKS: tuple[Hook, ...] = (
     collectives,
     modules,
     autograd,
+    numerics,
+    replicas,
     optimizer,
     dataloader,
     checkpoints,

@@ -1,0 +1,81 @@
+"""Checksums of parameters: equal bits give equal ones, and any single bit that differs changes them.
+
+Each parameter is read as 64-bit integers and summed with wrap-around, which on a host is as fast as summing it as
+numbers; on a device the sums go to pinned memory by an asynchronous copy and are read a step later.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+MOST_DIGESTS = 1024
+"""Of more parameters neighbours share a digest."""
+_WORD = 8
+_MASK_64 = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+"""Odd, so that multiplying with it loses nothing; its high half depends on every bit below."""
+_FNV_PRIME = 16777619
+
+
+def checked(named: Iterable[tuple[str, Any]], ignored: Iterable[str]) -> list[tuple[str, Any]]:
+    """Return names and tensors of the parameters that can be compared; of tensor-parallel ones the local shard."""
+    import torch
+
+    left_out = set(ignored)
+    found = []
+    for name, parameter in named:
+        tensor = getattr(parameter, "_local_tensor", parameter).detach()
+        if name not in left_out and type(tensor) is torch.Tensor and tensor.device.type in ("cpu", "cuda"):
+            found.append((name, tensor))
+    return found
+
+
+def sums_of(tensors: Sequence[Any]) -> Any:
+    """Return one tensor with the 64-bit sum of each tensor; it lies where they lie."""
+    import torch
+
+    with torch.no_grad():
+        return torch.stack([_sum(torch, tensor) for tensor in tensors])
+
+
+def _sum(torch: Any, tensor: Any) -> Any:
+    """Return the sum over a tensor's bits as 64-bit words; what does not fill a word is summed apart."""
+    flat = tensor.contiguous().view(-1).view(torch.uint8)
+    start = -flat.storage_offset() % _WORD
+    stop = start + (flat.numel() - start) // _WORD * _WORD
+    if stop <= start:
+        return _sum_of_bytes(torch, flat)
+    words = flat[start:stop].view(torch.int64).sum()
+    if start or stop < flat.numel():
+        rest = torch.cat((flat[:start], flat[stop:]))
+        words = words + _sum_of_bytes(torch, rest)
+    return words
+
+
+def _sum_of_bytes(torch: Any, few: Any) -> Any:
+    weights = torch.arange(1, few.numel() + 1, device=few.device, dtype=torch.int64) * 257
+    return (few.to(torch.int64) * weights).sum()
+
+
+def digests_of(sums: Sequence[int]) -> list[int]:
+    """Return 32-bit digests of sums, at most ``MOST_DIGESTS``."""
+    mixed = [((each & _MASK_64) * _GOLDEN & _MASK_64) >> 32 for each in sums]
+    size = block_size(len(mixed))
+    return mixed if size == 1 else [joined(mixed[start : start + size]) for start in range(0, len(mixed), size)]
+
+
+def block_size(parameters: int) -> int:
+    """Return how many parameters share a digest."""
+    return max(1, -(-parameters // MOST_DIGESTS))
+
+
+def joined(digests: Iterable[int]) -> int:
+    """Return one 32-bit digest of several in their order."""
+    whole = 2166136261
+    for digest in digests:
+        whole = ((whole ^ digest) * _FNV_PRIME) & 0xFFFFFFFF
+    return whole
+
+
+def packed(digests: Sequence[int]) -> bytes:
+    """Return digests as four bytes each, little end first."""
+    return b"".join(digest.to_bytes(4, "little") for digest in digests)

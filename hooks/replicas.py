@@ -1,0 +1,323 @@
+"""Watches data-parallel wrappers: checksums of their replicas, and gradients that no peer was asked for.
+
+Just before an optimizer's step the parameters of a replica are what the last step and every broadcast after it left:
+there they have to be equal on all ranks of the wrapper's group, bit for bit. Sharded parameters are never compared.
+"""
+
+import time
+import weakref
+from collections import deque
+from types import ModuleType
+from typing import Any
+
+from distdiag import events
+from distdiag.errors import guard
+from distdiag.hooks._checksums import block_size, checked, digests_of, joined, packed, sums_of
+from distdiag.hooks._patch import Undo, observe, together, when_imported
+from distdiag.hooks._rng import rng_digests
+from distdiag.hooks.groups import learn_group
+from distdiag.recorder import GroupState, Recorder
+
+FIRST_STEPS = 4
+"""Steps that are always checked: most replicas that go apart do so at once."""
+FORCED = 4
+"""Checks beside the regular ones, in steps after one whose gradients stayed apart."""
+SENTINELS = 2
+LARGEST_SENTINEL = 1 << 16
+"""Numbers in a gradient that is looked at in each backward: ten microseconds."""
+APART_ON_PURPOSE = ("localSGD", "noop")
+"""Parts of the names of communication hooks that leave replicas apart, to average them now and then or by hand."""
+
+
+def install(recorder: Recorder) -> Undo:
+    """Watch DDP's and FSDP's wrappers, unless the settings say not to."""
+    if not recorder.settings.numerics:
+        return lambda: None
+    replicas = Replicas(recorder)
+    return together(
+        [
+            replicas.close,
+            when_imported("torch.nn.parallel.distributed", lambda module: _watch_replicas(replicas, module)),
+            when_imported("torch.optim.optimizer", lambda module: _watch_optimizers(replicas, module)),
+            when_imported(
+                "torch.distributed.fsdp.fully_sharded_data_parallel",
+                lambda module: observe(module.FullyShardedDataParallel, "__init__", _Sharded(replicas)),
+            ),
+            when_imported(
+                "torch.distributed.fsdp._fully_shard._fsdp_param_group",
+                lambda module: observe(module.FSDPParamGroup, "__init__", _Sharded(replicas)),
+            ),
+        ]
+    )
+
+
+def _watch_replicas(replicas: "Replicas", module: ModuleType) -> Undo:
+    owner = module.DistributedDataParallel
+    return together([observe(owner, "__init__", _Made(replicas)), observe(owner, "forward", _Forward(replicas))])
+
+
+def _watch_optimizers(replicas: "Replicas", module: ModuleType) -> Undo:
+    def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        with guard("look at the replicas"):
+            replicas.before_step(optimizer)
+
+    return module.register_optimizer_step_pre_hook(before).remove  # type: ignore[no-any-return]
+
+
+class Replica:
+    """What is known of one wrapper with replicas."""
+
+    def __init__(self, number: int, wrapper: Any, group: GroupState) -> None:
+        self.number = number
+        self.wrapper = weakref.ref(wrapper)
+        self.group = group
+        self.forwards = 0
+        self.synchronised = True
+        """Whether the last forward that gradients come from arranged for them to be averaged."""
+        self.checked_step = -1
+        self.forced = 0
+        self.force_next = False
+        self.collectives = -1
+        """Collectives on groups with all its ranks, by the last optimizer's step."""
+        self.identities = {id(parameter) for parameter in wrapper.parameters()}
+        self.trained: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self.handles: list[Any] = []
+
+
+class Replicas:
+    """The wrappers of this process; hooks tell it of them."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._known: weakref.WeakKeyDictionary[Any, Replica] = weakref.WeakKeyDictionary()
+        self._numbers = 0
+        self._sharded_groups: set[str] = set()
+        self._underway: deque[tuple[Replica, int, Any, Any]] = deque()
+        self._rng_step = -1
+
+    # ---- wrappers ---------------------------------------------------------------------------------------------------
+    def of(self, wrapper: Any) -> Replica | None:
+        """Return what is known of a wrapper; None if it is alone."""
+        known = self._known.get(wrapper)
+        if known is None:
+            known = self._known[wrapper] = self._begin(wrapper)
+        return known if len(known.group.ranks) > 1 else None
+
+    def _begin(self, wrapper: Any) -> Replica:
+        from torch.distributed import distributed_c10d
+
+        self._numbers += 1
+        group = learn_group(self.recorder, distributed_c10d, wrapper.process_group)
+        replica = Replica(self._numbers, wrapper, group)
+        names = [name for name, _ in _parameters(wrapper)]
+        self._write_wrapper(
+            type(wrapper).__name__,
+            group,
+            module=type(wrapper.module).__name__,
+            parameters=names[:: block_size(len(names))],
+            size_bytes=sum(p.numel() * p.element_size() for p in wrapper.parameters() if p.requires_grad),
+        )
+        self.recorder.numerics.modules.know(wrapper.module)
+        replica.handles = self._sentinels(wrapper)
+        return replica
+
+    def sharded(self, wrapper: Any) -> None:
+        """Note the groups of a wrapper that shards: its ranks compute the same model on different samples."""
+        from torch.distributed import distributed_c10d
+
+        mesh = getattr(wrapper, "mesh_info", None)
+        groups = [getattr(mesh, f"{kind}_process_group", None) for kind in ("shard", "replicate")]
+        for group in groups if mesh is not None else [getattr(wrapper, "process_group", None)]:
+            if group is not None and group.group_name not in self._sharded_groups:
+                self._sharded_groups.add(group.group_name)
+                self._numbers += 1
+                name = "fully_shard" if mesh is not None else type(wrapper).__name__
+                self._write_wrapper(name, learn_group(self.recorder, distributed_c10d, group))
+
+    def _write_wrapper(self, name: str, group: GroupState, **facts: Any) -> None:
+        self.recorder.write(
+            events.Wrapper(
+                wrapper=self._numbers,
+                name=name,
+                group=group.event.group,
+                time_ns=time.monotonic_ns(),
+                step=self.recorder.step,
+                **facts,
+            )
+        )
+
+    def _sentinels(self, wrapper: Any) -> list[Any]:
+        """Watch a few small gradients of the first layers, which hold what any later layer did wrong.
+
+        They are looked at before peers' are added to them, after which nobody can tell whose they were.
+        """
+        numerics = self.recorder.numerics
+        trained = [p for p in wrapper.parameters() if p.requires_grad]
+        first = [p for p in trained[: max(SENTINELS, len(trained) // 4)] if p.numel() <= LARGEST_SENTINEL]
+
+        def look(parameter: Any) -> None:
+            with guard("look at a gradient"):
+                gradient = parameter.grad
+                if gradient is not None and not gradient.is_sparse and gradient.is_floating_point():
+                    numerics.see_gradient(gradient)
+
+        return [p.register_post_accumulate_grad_hook(look) for p in first[:SENTINELS]]
+
+    def close(self) -> None:
+        """Take the hooks off the parameters."""
+        for replica in list(self._known.values()):
+            for handle in replica.handles:
+                handle.remove()
+
+    # ---- steps ------------------------------------------------------------------------------------------------------
+    def before_step(self, optimizer: Any) -> None:
+        """Look at the replicas that an optimizer is about to change."""
+        recorder = self.recorder
+        self._collect()
+        if recorder.step != self._rng_step and self._is_due(recorder.step):
+            self._rng_step = recorder.step
+            recorder.numerics.note(rng=rng_digests())
+        for replica in list(self._known.values()):
+            wrapper = replica.wrapper()
+            if wrapper is None or len(replica.group.ranks) < 2 or replica.checked_step == recorder.step:
+                continue
+            if not _trains(optimizer, replica):
+                continue
+            replica.checked_step = recorder.step
+            if not _are_apart_on_purpose(wrapper):
+                force, replica.force_next = replica.force_next, False
+                self._look_for_peers(replica, wrapper)
+                if force or self._is_due(recorder.step):
+                    self._check(replica, wrapper)
+            replica.forwards = 0
+            replica.collectives = self._collectives(replica)
+
+    def _is_due(self, step: int) -> bool:
+        every = self.recorder.settings.checksum_every
+        return every > 0 and (step < FIRST_STEPS or step % every == 0)
+
+    def _look_for_peers(self, replica: Replica, wrapper: Any) -> None:
+        """Write that the gradients at hand are this rank's alone, if nothing arranged for more."""
+        if not self.recorder.backwards or not any(p.grad is not None for p in wrapper.parameters()):
+            return
+        reason = None
+        if replica.forwards and not replica.synchronised:
+            reason = "no_sync"
+        elif not replica.forwards and 0 <= replica.collectives == self._collectives(replica):
+            reason = "bypassed"
+        if reason is None:
+            return
+        if replica.forced < FORCED:
+            replica.forced += 1
+            replica.force_next = True
+        self.recorder.write(
+            events.Numerics(
+                step=self.recorder.step, time_ns=time.monotonic_ns(), wrapper=replica.number, unsynchronised=reason
+            )
+        )
+
+    def _collectives(self, replica: Replica) -> int:
+        members = set(replica.group.ranks)
+        return sum(g.collectives for g in list(self.recorder.groups.values()) if members.issubset(g.ranks))
+
+    def _check(self, replica: Replica, wrapper: Any) -> None:
+        named = _parameters(wrapper)
+        devices = {tensor.device for _, tensor in named}
+        if len(devices) != 1 or self.recorder.capturing:
+            return  # parts of a model on several devices are no replicas of the usual kind
+        sums = sums_of([tensor for _, tensor in named])
+        if sums.device.type == "cpu":
+            self._write(replica, self.recorder.step, sums.tolist())
+            return
+        import torch
+
+        copy = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
+        copy.copy_(sums, non_blocking=True)
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        self._underway.append((replica, self.recorder.step, copy, event))
+
+    def _collect(self) -> None:
+        """Write the checksums that have arrived from devices."""
+        while self._underway and not self.recorder.capturing and self._underway[0][3].query():
+            replica, step, copy, _ = self._underway.popleft()
+            self._write(replica, step, copy.tolist())
+
+    def _write(self, replica: Replica, step: int, sums: list[int]) -> None:
+        digests = digests_of(sums)
+        self.recorder.write(
+            events.Numerics(
+                step=step,
+                time_ns=time.monotonic_ns(),
+                wrapper=replica.number,
+                checksum=joined(digests),
+                digests=packed(digests),
+            )
+        )
+
+
+def _parameters(wrapper: Any) -> list[tuple[str, Any]]:
+    return checked(wrapper.module.named_parameters(), wrapper.parameters_to_ignore)
+
+
+def _trains(optimizer: Any, replica: Replica) -> bool:
+    known = replica.trained.get(optimizer)
+    if known is None:
+        known = any(id(p) in replica.identities for group in optimizer.param_groups for p in group["params"])
+        replica.trained[optimizer] = known
+    return known
+
+
+def _are_apart_on_purpose(wrapper: Any) -> bool:
+    """Return whether replicas may differ: averaged now and then, or changed while a backward still goes on."""
+    hooks = [getattr(hook, "__name__", "") for hook, _ in getattr(wrapper, "_comm_hooks", ())]
+    if any(part in name for part in APART_ON_PURPOSE for name in hooks):
+        return True
+    return any(hasattr(parameter, "_in_backward_optimizers") for parameter in wrapper.parameters())
+
+
+class _Made:
+    """Learns of a wrapper when it is made."""
+
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return weakref.ref(args[0])
+
+    def after(self, token: Any, result: Any, error: type[BaseException] | None) -> None:
+        wrapper = token() if token is not None else None
+        if wrapper is not None and error is None:
+            self._replicas.of(wrapper)
+
+
+class _Sharded(_Made):
+    """Learns of a wrapper that shards when it is made."""
+
+    def after(self, token: Any, result: Any, error: type[BaseException] | None) -> None:
+        wrapper = token() if token is not None else None
+        if wrapper is not None and error is None:
+            self._replicas.sharded(wrapper)
+
+
+class _Forward:
+    """Sees whether a forward arranges for gradients to be averaged, and what the model is called with."""
+
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        import torch
+
+        replica = self._replicas.of(args[0])
+        if replica is not None and torch.is_grad_enabled():
+            replica.forwards += 1
+            replica.synchronised = args[0].require_backward_grad_sync
+        self._replicas.recorder.numerics.inputs = [
+            weakref.ref(each)
+            for each in (*args[1:], *kwargs.values())
+            if type(each) is torch.Tensor and each.is_floating_point() and each.device.type == "cpu"
+        ]
+
+    def after(self, token: Any, result: Any, error: type[BaseException] | None) -> None:
+        """Nothing to do: only the begin counts."""
