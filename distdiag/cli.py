@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import click
 
-from distdiag.commands import analyze, demo, doctor, explain, stacks, trace
+from distdiag.commands import analyze, checkpoint, demo, doctor, explain, stacks, trace
 from distdiag.errors import DistdiagError
 
 CANNOT = 2
@@ -43,6 +43,7 @@ cli.add_command(analyze.command)
 cli.add_command(explain.command)
 cli.add_command(stacks.command)
 cli.add_command(trace.command)
+cli.add_command(checkpoint.command)
 cli.add_command(demo.command)
 cli.add_command(doctor.command)
 cli.add_command(run_command)

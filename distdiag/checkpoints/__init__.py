@@ -1,15 +1,29 @@
 """Checkpoints on disk: whether one is whole, without torch and without running anything that it holds."""
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
 from distdiag.checkpoints.files import checkpoint_files, verify_files
-from distdiag.checkpoints.problems import WHOLE, Facts, Problem, Verification
+from distdiag.checkpoints.problems import CODES, CORRUPT, INCOMPLETE, WHOLE, Facts, Problem, Trial, Verification
+from distdiag.checkpoints.records import Stamp, digest_of, write_stamp
 from distdiag.checkpoints.sharded import Told, is_sharded, verify_sharded
 from distdiag.errors import DistdiagError
 
-__all__ = ["WHOLE", "Facts", "Problem", "Told", "Verification", "verify"]
+__all__ = [
+    "CODES",
+    "CORRUPT",
+    "INCOMPLETE",
+    "WHOLE",
+    "Facts",
+    "Problem",
+    "Told",
+    "Trial",
+    "Verification",
+    "stamp",
+    "verify",
+]
 
 MOST_TRIED = 5
 """Earlier checkpoints that are looked at when one is damaged."""
@@ -35,6 +49,23 @@ def verify(path: Path, told: Told | None = None, *, contents: bool = True) -> Ve
     if found.outcome == WHOLE:
         return found
     return replace(found, action=_action(path, found))
+
+
+def stamp(path: Path, found: Verification) -> bool:
+    """Leave the outcome inside a sharded checkpoint, for who reads the run's logs; return whether it could be."""
+    if found.facts.kind != "sharded" or not found.facts.contents_read:
+        return False
+    summary = found.problems[0].summary if found.problems else "it is whole"
+    return write_stamp(
+        path,
+        Stamp(
+            outcome=found.outcome,
+            summary=summary,
+            wall_ns=time.time_ns(),
+            metadata_digest=digest_of(path),
+            hashed=found.facts.hashed == "all",
+        ),
+    )
 
 
 def _verified(path: Path, told: Told, *, contents: bool) -> Verification:

@@ -10,6 +10,7 @@ INCOMPLETE = "checkpoint-incomplete"
 CORRUPT = "checkpoint-corrupt"
 """Something is there, and it is not what was saved."""
 WHOLE = "whole"
+CODES = {INCOMPLETE: "DD701", CORRUPT: "DD702"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,3 +94,23 @@ def and_more(names: Iterable[str], noun: str) -> str:
     """Name the first and count the others: ``a, the first of 3 items``."""
     all_names = list(names)
     return all_names[0] if len(all_names) == 1 else f"{all_names[0]}, the first of {len(all_names)} {noun}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What loading a checkpoint at one size of the world brought."""
+
+    world_size: int
+    seconds: float = 0.0
+    peak_bytes: int = 0
+    """Largest resident memory of a rank."""
+    grown_bytes: int = 0
+    """How much of it came after the libraries were loaded."""
+    tensors: int = 0
+    chunks: int = 0
+    """Chunks whose values were compared with their checksums."""
+    basis: str = "file"
+    """Whose checksums: those that the ``save`` recorded, or those in the ``file`` itself."""
+    left_out: tuple[str, ...] = ()
+    """Values that were not loaded, because reading them runs what they name."""
+    error: str = ""

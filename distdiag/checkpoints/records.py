@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 FOLDER = ".distdiag"
+METADATA = ".metadata"
 ENDING = ".json"
 SCHEMA = "distdiag.checkpoint/1"
 VERIFIED = "verified"
@@ -117,6 +118,14 @@ def read_stamp(directory: Path) -> Stamp | None:
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return _stamps.decode(_content(directory / FOLDER / (VERIFIED + ENDING)))
     return None
+
+
+def digest_of(directory: Path) -> int:
+    """Return the digest of a checkpoint's metadata, 0 where there is none that could be read."""
+    try:
+        return zlib.crc32((directory / METADATA).read_bytes())
+    except OSError:
+        return 0
 
 
 def _content(path: Path) -> bytes:
