@@ -1,0 +1,71 @@
+"""Gradients of an optimizer's step were not averaged with those of the peers.
+
+What it means
+    Each rank stepped with the gradients of its own samples alone. The replicas go apart from that step on: the job
+    trains as many models as it has ranks, each on its share of the data, and saves one of them.
+
+How it is found
+    The last forward before the step ran under ``no_sync()``, or the model was called without its wrapper, and no call
+    of the step carried as many bytes as the gradients have. Where replicas are equal afterwards nothing is reported.
+
+What to do
+    Under gradient accumulation leave ``no_sync()`` for the last forward and backward before ``optimizer.step()``: what
+    counts is the forward. Call the wrapper, not ``model.module``.
+"""
+
+from collections.abc import Iterator
+
+from distdiag.analyzers._wording import counted, named
+from distdiag.analyzers.investigation.trust import data_in_words
+from distdiag.analyzers.training.checksums import Desync, desyncs
+from distdiag.analyzers.training.gradients import Unsynchronised, unsynchronised
+from distdiag.findings import Confidence, Finding, Severity
+from distdiag.run import Run
+
+CODE = "DD505"
+NAME = "missing-gradient-sync"
+REASONS = {
+    "no_sync": "the last forward before the step ran under no_sync(), so that DDP did not average",
+    "bypassed": "the model was called without its DDP wrapper, and nothing else averaged the gradients",
+}
+ACTIONS = {
+    "no_sync": "leave no_sync() for the last forward and backward before optimizer.step(); what counts is the forward",
+    "bypassed": "call the DDP wrapper itself, not its .module, in the training loop",
+}
+
+
+def analyze(run: Run) -> Iterator[Finding]:
+    """Yield one finding for the first group that stepped with gradients of single ranks."""
+    for apart in unsynchronised(run)[:1]:
+        yield _finding(run, apart)
+
+
+def _finding(run: Run, apart: Unsynchronised) -> Finding:
+    some = set(apart.ranks) < set(apart.group.members)
+    desync = next((each for each in desyncs(run) if each.group.members == apart.group.members), None)
+    return Finding(
+        code=CODE,
+        name=NAME,
+        severity=Severity.ERROR,
+        summary=(
+            f"{named(apart.ranks)} stepped with gradients that no peer was asked for, in "
+            f"{apart.steps} of {counted(apart.of_steps, 'step')}, first in step {apart.step}\n"
+            f"{REASONS[apart.reason].capitalize()}.{_consequence(desync)}"
+        ),
+        culprits=apart.ranks if some else (),
+        group=apart.group.group,
+        step=apart.step,
+        cause=apart.reason,
+        confidence=Confidence.HIGH if desync is not None else Confidence.MEDIUM,
+        evidence=(
+            f"{apart.group.size_bytes:,} bytes of gradients, and no call of that size on a group with all its ranks",
+            data_in_words(run),
+        ),
+        action=(ACTIONS[apart.reason], "do not save from this state: each rank holds another model"),
+    )
+
+
+def _consequence(desync: Desync | None) -> str:
+    if desync is None:
+        return ""
+    return f" Replicas differ from step {desync.step} on, in {len(desync.differing)} of {desync.parameters} parameters."

@@ -1,0 +1,103 @@
+"""Replicas of one model are no longer equal.
+
+What it means
+    Data-parallel ranks begin with the same parameters and add the same averaged gradients: their replicas have to be
+    equal, bit for bit, for the whole run. Where they are not, each rank trains a model of its own on its share of the
+    data, the loss still goes down, and what is saved is the model of one rank.
+
+How it is found
+    Each rank writes a checksum of its replica just before the optimizer changes it: in steps 0 to 3 and then every
+    100 (``DISTDIAG_CHECKSUM_EVERY``). The first step in which they differ is reported, with the first parameter and
+    the ranks that differ from a strict majority. Sharded parameters are never compared.
+
+What to do
+    One parameter alone: suspect memory of that rank's device, or code that writes to it. All of them: look for what
+    differs between ranks in the step: learning rate, loss scale, optimizer state loaded from a checkpoint, gradients
+    changed after they were averaged, a random number where all should draw the same.
+"""
+
+from collections.abc import Iterator
+
+from distdiag.analyzers._wording import counted, named, verb
+from distdiag.analyzers.investigation.trust import data_in_words
+from distdiag.analyzers.training.causes import explained
+from distdiag.analyzers.training.checksums import Desync, desyncs
+from distdiag.findings import Confidence, Finding, Severity
+from distdiag.run import Run
+
+CODE = "DD503"
+NAME = "replica-desync"
+
+
+def analyze(run: Run) -> Iterator[Finding]:
+    """Yield one finding for the replicas that went apart first, unless another finding says why they did."""
+    for desync in desyncs(run)[:1]:
+        if not explained(run, desync):
+            yield _finding(run, desync)
+
+
+def _finding(run: Run, desync: Desync) -> Finding:
+    return Finding(
+        code=CODE,
+        name=NAME,
+        severity=Severity.ERROR,
+        summary=f"{_who(desync)} from step {desync.step} on\n{_since(desync)}",
+        culprits=desync.odd,
+        group=desync.group.group,
+        step=desync.step,
+        confidence=Confidence.HIGH if desync.odd else Confidence.MEDIUM,
+        evidence=(*_evidence(desync), data_in_words(run)),
+        action=_action(desync),
+    )
+
+
+def _who(desync: Desync) -> str:
+    members = desync.group.members
+    if desync.odd:
+        others = [rank for rank in desync.checksums if rank not in desync.odd]
+        return (
+            f"the model on {named(desync.odd)} differs from the one that {named(others)} {verb(others, 'has', 'have')}"
+        )
+    return f"the models on {named(members)}, which should be equal, differ"
+
+
+def _since(desync: Desync) -> str:
+    what = f"{len(desync.differing)} of {counted(desync.parameters, 'parameter')} differ, first {first_name(desync)}"
+    if len(desync.differing) == 1:
+        what = f"One of {counted(desync.parameters, 'parameter')} differs: {first_name(desync)}"
+    if desync.equal_step is None:
+        return f"{what}; they differed when they were first compared."
+    return f"{what}; in step {desync.equal_step} all were equal, bit for bit."
+
+
+def first_name(desync: Desync) -> str:
+    """Return the name of the first parameter that differs, as far as it is known."""
+    position = desync.differing[0] if desync.differing else 0
+    names = desync.group.names
+    return names[position] if position < len(names) else f"number {position}"
+
+
+def _evidence(desync: Desync) -> tuple[str, ...]:
+    sums = ", ".join(f"rank {rank} {value:08x}" for rank, value in sorted(desync.checksums.items())[:8])
+    parts = [f"checksums before the update of step {desync.step}: {sums}"]
+    if not desync.odd:
+        parts.append("no strict majority: the logs cannot say which replica is wrong")
+    return tuple(parts)
+
+
+def _action(desync: Desync) -> tuple[str, ...]:
+    who = named(desync.odd) if desync.odd else "each rank"
+    between = (
+        f"between steps {desync.equal_step} and {desync.step}" if desync.equal_step is not None else "at the start"
+    )
+    if len(desync.differing) == 1:
+        first = (
+            f"look for code on {who} that writes to {first_name(desync)} {between}; if there is none, test its memory"
+        )
+    else:
+        first = f"compare what {who} did {between} with the others: learning rate, scale, clipping, optimizer state"
+    return (
+        first,
+        "do not save from this state: which rank's model is right, the file will not tell",
+        "set DISTDIAG_CHECKSUM_EVERY=1 and run these steps again to see the exact step",
+    )

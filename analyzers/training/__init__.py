@@ -1,0 +1,1 @@
+"""What analyzers of numbers and data share: who holds the same model, and how a series goes on."""

@@ -1,0 +1,76 @@
+"""Steps of an optimizer whose gradients were those of one rank alone."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from distdiag.analyzers.training.checksums import equal_after
+from distdiag.analyzers.training.peers import DataParallel, data_parallel, of_wrapper
+from distdiag.run import Run
+
+REDUCING = ("all_reduce", "all_reduce_coalesced", "reduce_scatter", "reduce_scatter_tensor", "all_gather_into_tensor")
+ENOUGH_OF_THE_GRADIENTS = 0.5
+"""Calls that carry so much of their bytes may have averaged them by hand, in a smaller type perhaps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsynchronised:
+    """Steps in which ranks of a group did not average their gradients."""
+
+    group: DataParallel
+    reason: str
+    """``no_sync`` or ``bypassed``."""
+    step: int
+    """The first."""
+    steps: int
+    of_steps: int
+    """Steps that these ranks recorded in all."""
+    ranks: tuple[int, ...]
+
+
+def unsynchronised(run: Run) -> list[Unsynchronised]:
+    """Return what is known to have stayed apart, the earliest first.
+
+    Steps in which calls averaged as much by hand, or after which all replicas were equal, are in order.
+    """
+    found = []
+    for group in data_parallel(run):
+        rows = of_wrapper(run.numerics, group)
+        rows = rows[rows["unsynchronised"].notna()][["rank", "step", "unsynchronised"]]
+        if rows.empty:
+            continue
+        rows = rows[~_averaged_by_hand(run, group, rows)]
+        if rows.empty or equal_after(run, group, int(rows["step"].min())):
+            continue
+        step = int(rows["step"].min())
+        at_step = rows[rows["step"] == step]
+        steps = run.steps[run.steps["rank"].isin(group.members) & run.steps["end_ns"].notna()]
+        found.append(
+            Unsynchronised(
+                group=group,
+                reason=str(at_step["unsynchronised"].iloc[0]),
+                step=step,
+                steps=rows["step"].nunique(),
+                of_steps=max(steps["step"].nunique(), rows["step"].nunique()),
+                ranks=tuple(sorted({int(rank) for rank in at_step["rank"]})),
+            )
+        )
+    return sorted(found, key=lambda each: (each.step, each.group.members, each.group.wrapper))
+
+
+def _averaged_by_hand(run: Run, group: DataParallel, rows: pd.DataFrame) -> "pd.Series[bool]":
+    """Return for each row whether calls of its step may have averaged the gradients, or are no longer known."""
+    calls = run.calls[run.calls["op"].isin(REDUCING) & run.calls["step"].isin(rows["step"])]
+    calls = calls[calls["members"].map(lambda ranks: ranks is not None and set(group.members) <= set(ranks))]
+    last = run.steps[["rank", "step", "forwards"]].dropna()
+    calls = calls.merge(last, on=["rank", "step"], suffixes=("", "_last"))
+    # Passes before the last may well have averaged theirs.
+    calls = calls[calls["forwards"] == calls["forwards_last"]]
+    sent = calls.groupby(["rank", "step"])["size_bytes"].sum()
+    known = run.calls.groupby("rank")["step"].min()
+    enough = group.size_bytes * ENOUGH_OF_THE_GRADIENTS
+    flags = [
+        bool(sent.get((rank, step), 0) >= enough) or step < known.get(rank, 0)
+        for rank, step in zip(rows["rank"], rows["step"], strict=True)
+    ]
+    return pd.Series(flags, index=rows.index, dtype=bool)

@@ -1,0 +1,74 @@
+"""Which ranks compute the same model on different samples, as the wrappers that average their gradients tell."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+from distdiag.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataParallel:
+    """A group whose members average their gradients in one wrapper."""
+
+    wrapper: int
+    """Number of the wrapper, the same on all members."""
+    group: str
+    """Name of the group."""
+    members: tuple[int, ...]
+    names: tuple[str, ...]
+    """What its checksums cover: parameters in order, or the first ones of blocks."""
+    size_bytes: int
+    """Of all gradients."""
+    shards: bool
+    """Whether members hold different parts of the parameters."""
+
+
+def data_parallel(run: Run) -> list[DataParallel]:
+    """Return the groups in which more than one rank with a log averages gradients, ordered by members."""
+    members = {
+        (int(row["rank"]), str(row["group"])): tuple(row["ranks"])
+        for row in run.groups[["rank", "group", "ranks"]].to_dict("records")
+    }
+    found: dict[tuple[int, str, tuple[int, ...]], DataParallel] = {}
+    for row in run.wrappers.to_dict("records"):
+        ranks = members.get((int(row["rank"]), str(row["group"])), ())
+        key = int(row["wrapper"]), str(row["group"]), ranks
+        names = tuple(row["parameters"] or ())
+        if len(ranks) > 1 and key not in found:
+            found[key] = DataParallel(
+                wrapper=key[0],
+                group=key[1],
+                members=ranks,
+                names=names,
+                size_bytes=int(row["size_bytes"]),
+                shards=row["name"] != "DistributedDataParallel",
+            )
+    return [found[key] for key in sorted(found, key=lambda key: (key[2], key[1], key[0]))]
+
+
+def of_wrapper(frame: pd.DataFrame, group: DataParallel) -> pd.DataFrame:
+    """Return the rows of a frame that members of a group wrote about its wrapper."""
+    return frame[frame["rank"].isin(group.members) & (frame["wrapper"] == group.wrapper)]
+
+
+def minority(values: Mapping[int, object]) -> tuple[int, ...]:
+    """Return the ranks that differ from what a strict majority holds; none where there is no such majority."""
+    counts = pd.Series({rank: repr(value) for rank, value in values.items()}).value_counts()
+    if len(counts) < 2 or 2 * int(counts.iloc[0]) <= len(values):
+        return ()
+    return tuple(sorted(rank for rank, value in values.items() if repr(value) != counts.index[0]))
+
+
+def by_value(values: Mapping[int, object]) -> list[tuple[object, tuple[int, ...]]]:
+    """Return each value with its ranks, in the order of their first ranks."""
+    ranks: dict[str, list[int]] = {}
+    for rank in sorted(values):
+        ranks.setdefault(repr(values[rank]), []).append(rank)
+    return [(values[each[0]], tuple(each)) for each in sorted(ranks.values())]
+
+
+def first(steps: Iterable[int]) -> int | None:
+    """Return the smallest of some steps."""
+    return min(steps, default=None)
