@@ -105,6 +105,68 @@ class StackBranch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Heat:
+    """Where ranks waited, and whose own work took long: a row per rank, a column per step or per block of steps."""
+
+    ranks: tuple[int, ...]
+    steps: tuple[int, ...]
+    """The first step of each column."""
+    waiting_ms: tuple[tuple[float | None, ...], ...]
+    own_ms: tuple[tuple[float | None, ...], ...]
+    """What the step took without communication."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A call of a rank, in seconds from the first one shown."""
+
+    rank: int
+    group: str
+    label: str
+    operation: int
+    """Equal for the calls of one collective."""
+    start_seconds: float
+    end_seconds: float
+    state: str
+    """``ended``, ``failed`` or ``open``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """The memory of a rank over time."""
+
+    rank: int
+    what: str
+    seconds: tuple[float, ...]
+    gibibytes: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrow:
+    """Ranks that wait in one operation for ranks that have not come to it."""
+
+    waiters: tuple[int, ...]
+    absent: tuple[int, ...]
+    operation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pictures:
+    """What can be drawn of a run, for reporters that draw."""
+
+    heat: Heat | None = None
+    spans: tuple[Span, ...] = ()
+    incident_seconds: float | None = None
+    """When the incident of the verdict began, on the clock of the spans."""
+    curves: tuple[Curve, ...] = ()
+    arrows: tuple[Arrow, ...] = ()
+    manuals: Mapping[str, str] = field(default_factory=dict)
+    """What findings mean, by code."""
+    left_out: tuple[str, ...] = ()
+    """What is not drawn because it would be too much, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """Everything that reporters render."""
 
@@ -117,8 +179,12 @@ class Report:
     data_quality: Mapping[str, Any]
     stacks: tuple[StackBranch, ...] = ()
     """Stacks of all ranks that left any, merged."""
+    pictures: Pictures | None = None
+    """Only where it was asked for; no part of the JSON contract."""
 
 
 def as_json(report: Report) -> dict[str, Any]:
     """Return the report as the versioned JSON contract: lists sorted and never null."""
-    return {"schema": SCHEMA, **dataclasses.asdict(report)}
+    told = dataclasses.asdict(dataclasses.replace(report, pictures=None))
+    del told["pictures"]
+    return {"schema": SCHEMA, **told}

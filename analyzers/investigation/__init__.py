@@ -29,6 +29,7 @@ from distdiag.analyzers.investigation.streams import collectives_of, groups_that
 from distdiag.analyzers.investigation.told import told_sizes
 from distdiag.analyzers.investigation.trust import confidence_of, within_source
 from distdiag.analyzers.investigation.unexplained import unexplained
+from distdiag.analyzers.investigation.waitfor import Wait
 from distdiag.analyzers.investigation.waits import blocked_calls, blocked_since, waits_of
 from distdiag.run import Run
 
@@ -41,6 +42,8 @@ class Investigation:
     """What went wrong in a run, the root first."""
 
     incidents: tuple[Incident, ...]
+    waits: tuple[Wait, ...] = ()
+    """The operations that cannot end, each with those that it needs."""
 
     def named(self, name: str) -> Iterator[Incident]:
         """Yield the root if it has this name: what came later is a consequence until the root is mended."""
@@ -81,7 +84,9 @@ def _investigate(run: Run) -> Investigation:
     roots = _first(found) or standing(Scene(run, lives, waits, queues.halted))
     if not roots and in_trouble:
         roots = tuple(unexplained(run, lives))
-    return Investigation(incidents=tuple(confidence_of(run, within_source(run, incident)) for incident in roots))
+    return Investigation(
+        incidents=tuple(confidence_of(run, within_source(run, incident)) for incident in roots), waits=waits
+    )
 
 
 def _first(found: Sequence[Incident]) -> tuple[Incident, ...]:

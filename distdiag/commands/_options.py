@@ -26,7 +26,7 @@ def report_options(function: Command) -> Command:
         "--output",
         type=click.Path(dir_okay=False, path_type=Path),
         metavar="FILE",
-        help="Write the report there instead of to the terminal.",
+        help="Write the report there instead of to the terminal; a page goes to distdiag_report.html by default.",
     )(function)
     return click.option(
         "--format",
@@ -34,5 +34,5 @@ def report_options(function: Command) -> Command:
         type=click.Choice(tuple(REPORTERS)),
         default="text",
         show_default=True,
-        help="text for people, json (distdiag.report/1) for machines.",
+        help="text for people, html for a browser, json (distdiag.report/1) for machines.",
     )(function)

@@ -1,14 +1,23 @@
 """``distdiag analyze``: one verdict for a folder of logs."""
 
+import dataclasses
+import inspect
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from distdiag.commands import _options
-from distdiag.reporters import REPORTERS, Reporter
+from distdiag.reporters import DRAWING, REPORTERS, Reporter
+
+if TYPE_CHECKING:
+    from distdiag.findings import Report
+    from distdiag.run import Run
 
 HEALTHY = "healthy"
+PAGE = Path("distdiag_report.html")
+"""Nobody wants a page of megabytes in a terminal."""
 
 
 @click.command("analyze", short_help="Say what went wrong in a run, and what to do.")
@@ -21,18 +30,34 @@ def command(logs: Path, form: str, output: Path | None) -> int:
 
     Exit code: 0 healthy, 1 any other verdict, 2 the logs cannot be analysed.
     """
-    return analyze(logs, REPORTERS[form], output)
+    if form in DRAWING and output is None and sys.stdout.isatty():
+        output = PAGE
+        click.echo(f"the page is in {output}")
+    return analyze(logs, REPORTERS[form], output, pictured=form in DRAWING)
 
 
-def analyze(logs: Path, reporter: Reporter, output: Path | None = None) -> int:
+def analyze(logs: Path, reporter: Reporter, output: Path | None = None, *, pictured: bool = False) -> int:
     """Analyse ``logs``, render the report and return the exit code that says whether the run was healthy."""
     from distdiag.analyzers import diagnose  # pandas and duckdb: not for --help
     from distdiag.importers import load
 
-    report = diagnose(load(logs))
+    run = load(logs)
+    report = diagnose(run)
+    if pictured:
+        report = _with_pictures(run, report)
     if output is None:
         reporter.render(report, sys.stdout)
     else:
         with output.open("w", encoding="utf-8") as out:
             reporter.render(report, out)
     return 0 if report.verdict.name == HEALTHY else 1
+
+
+def _with_pictures(run: "Run", report: "Report") -> "Report":
+    from distdiag.analyzers import ANALYZERS
+    from distdiag.analyzers.summary.pictures import pictures_of
+
+    found = {finding.code for finding in report.findings}
+    manuals = {each.CODE: inspect.getdoc(each) or "" for each in ANALYZERS if each.CODE in found}
+    drawn = dataclasses.replace(pictures_of(run, report.verdict), manuals=manuals)
+    return dataclasses.replace(report, pictures=drawn)

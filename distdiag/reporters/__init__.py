@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Protocol, TextIO
 
 from distdiag.findings import Report
-from distdiag.reporters import json, text
+from distdiag.reporters import html, json, text
 
 
 class Reporter(Protocol):
@@ -14,4 +14,7 @@ class Reporter(Protocol):
         """Write ``report`` to ``out``."""
 
 
-REPORTERS: Mapping[str, Reporter] = {"text": text, "json": json}
+DRAWING: frozenset[str] = frozenset({"html"})
+"""Forms that draw: they want a report with pictures."""
+
+REPORTERS: Mapping[str, Reporter] = {"text": text, "json": json, "html": html}
