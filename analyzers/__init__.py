@@ -11,10 +11,13 @@ from typing import Protocol
 
 from distdiag.analyzers import (
     compute_straggler,
+    data_starvation,
     device_stuck,
     dtype_mismatch,
+    gc_pause,
     group_creation_stuck,
     group_mismatch,
+    input_straggler,
     insufficient_evidence,
     late_rank,
     logs_missing,
@@ -38,10 +41,12 @@ from distdiag.analyzers import (
     split_mismatch,
     stage_imbalance,
     thread_race,
+    tiny_collectives,
     token_imbalance,
     transport_stuck,
     uneven_batches,
 )
+from distdiag.analyzers.slowness.judged import settled
 from distdiag.analyzers.summary.performance import performance
 from distdiag.analyzers.summary.positions import positions
 from distdiag.analyzers.summary.stacks import stacks_of
@@ -68,8 +73,12 @@ ANALYZERS: tuple[Analyzer, ...] = (
     records_dropped,
     insufficient_evidence,
     compute_straggler,
+    input_straggler,
     token_imbalance,
     stage_imbalance,
+    tiny_collectives,
+    gc_pause,
+    data_starvation,
     rank_missing,
     rank_died,
     late_rank,
@@ -101,7 +110,7 @@ def diagnose(run: Run) -> Report:
     """Return one verdict for a run, everything that was found, and what the report's tables need."""
     findings = by_gravity(finding for analyzer in ANALYZERS for finding in analyzer.analyze(run))
     verdict = verdict_of(run, findings)
-    measured, places = performance(run, whole=verdict.name == "healthy"), positions(run)
+    measured, places = performance(run, whole=settled(run)), positions(run)
     return Report(
         verdict=verdict,
         findings=findings,

@@ -1,28 +1,83 @@
-"""Sequences of different lengths make ranks wait for one another.
+"""Ranks get different amounts of work, and each step waits for the one with the most.
 
 What it means
-    The time of a microbatch grows with the lengths of its sequences, and with their squares. Where data-parallel
-    ranks get different lengths in a step, all wait for the one with the longest; no device is slow.
+    Sequences differ in length, so that the ranks' batches differ in work, and the slowest rank changes from step to
+    step. No machine is bad: the batches are uneven. Attention grows with the square of a length, so that equal
+    numbers of tokens can still be unequal work.
 
 How it is found
-    From tables of operations, without lengths: the forward and the backward pass of a worker's microbatches vary,
-    and by the same amount (correlation of at least 0.95 within a worker), as they do when the microbatch is the
-    reason and not the device.
+    The own times of all ranks in a step (without what calls held them up) are fitted by the tokens that
+    ``distdiag.step(tokens=...)`` told, or by the sums of ``lengths`` and of their squares. The finding needs steps
+    that lose at least 10 % and 5 ms to their slowest rank, and tokens that explain at least 80 % of the differences.
+    Where no lengths were told, forward and backward that grow together (correlation of 0.9) within ranks of uneven
+    pace say the same, with less certainty.
+    From tables of operations: the passes of a worker's microbatches vary, and forward and backward by the same amount
+    (correlation of at least 0.95 within a worker).
 
 What to do
-    Balance the tokens, and the tokens squared, that each data-parallel rank gets in a step.
+    Balance the ranks' batches by their cost, not by the number of samples: sort samples by cost and give each next
+    one to the rank with the least so far, or pack sequences to equal length.
 """
 
 from collections.abc import Iterator
 
+from distdiag.analyzers._wording import counted, seconds
+from distdiag.analyzers.investigation.trust import data_in_words
 from distdiag.analyzers.performance import accusations
-from distdiag.findings import Finding
+from distdiag.analyzers.slowness.judged import judge
+from distdiag.analyzers.slowness.lengths import Imbalance
+from distdiag.analyzers.slowness.telling import gained
+from distdiag.findings import Confidence, Finding, Severity
 from distdiag.run import Run
 
 CODE = "DD203"
 NAME = "token-imbalance"
+MOSTLY = 0.8
+"""Share of steps from which on one rank is the slowest because it always gets the most."""
 
 
 def analyze(run: Run) -> Iterator[Finding]:
-    """Yield what is found of microbatches that take uneven times."""
+    """Yield one finding per role whose ranks get uneven work."""
     yield from accusations.uneven_sequences(run, CODE, NAME)
+    for imbalance in judge(run).imbalances:
+        rank, count = imbalance.slowest[0]
+        always = count >= MOSTLY * imbalance.steps
+        yield Finding(
+            code=CODE,
+            name=NAME,
+            severity=Severity.WARNING,
+            summary=_summary(imbalance, rank, always=always),
+            culprits=(rank,) if always else (),
+            cause="lengths" if imbalance.told else "forward-and-backward",
+            confidence=Confidence.HIGH if imbalance.told else Confidence.MEDIUM,
+            evidence=(*_evidence(imbalance), data_in_words(run)),
+            action=(
+                "give each rank batches of equal cost instead of equal numbers of samples: the longest samples first, "
+                "each to the rank with the least so far",
+                "or pack sequences to one length, so that all ranks compute the same",
+                *(() if imbalance.told else ("say distdiag.step(lengths=[...]), to see how much lengths explain",)),
+            ),
+        )
+
+
+def _summary(imbalance: Imbalance, rank: int, *, always: bool) -> str:
+    who = f"rank {rank}, which always gets the most" if always else "another rank, the one with the most to do"
+    most = ""
+    if imbalance.most_over_mean is not None:
+        most = f"It has {imbalance.most_over_mean:.1f}x as many tokens as the average rank; tokens explain "
+        most += f"{imbalance.explained:.0%} of how ranks differ. "
+    return (
+        f"each step waits {seconds(imbalance.lost_ns)} for {who}\n{most}"
+        f"Evenly spread, {gained(imbalance.lost_ns, imbalance.step_ns).removeprefix('without it ')}."
+    )
+
+
+def _evidence(imbalance: Imbalance) -> tuple[str, ...]:
+    what = "tokens" if not imbalance.squares else "sums of lengths and of their squares"
+    explained = (
+        f"{what} explain {imbalance.explained:.1%} of the differences between ranks within steps"
+        if imbalance.told
+        else f"forward and backward grow together: correlation {imbalance.explained:.2f}; lengths were not told"
+    )
+    slowest = ", ".join(f"rank {rank} in {counted(count, 'step')}" for rank, count in imbalance.slowest[:4])
+    return explained, f"the slowest was {slowest}, of {imbalance.steps}"

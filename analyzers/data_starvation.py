@@ -1,0 +1,76 @@
+"""All ranks wait for their data.
+
+What it means
+    The data loaders give batches more slowly than the model takes them: every rank stands still in each step, and no
+    rank is slower than another. More processors for computing would change nothing.
+
+How it is found
+    Waiting for data is at least 30 % of the step, and 10 ms, on the median rank, in at least 80 % of the steps. The
+    first twenty steps do not count: caches are cold then and workers start.
+
+What to do
+    More workers (``num_workers``) and prefetching (``prefetch_factor``), cheaper decoding, files in a faster place.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from distdiag.analyzers._wording import counted, named, seconds
+from distdiag.analyzers.investigation.paths import location, short
+from distdiag.analyzers.investigation.trust import data_in_words
+from distdiag.analyzers.slowness.judged import INPUT, judge
+from distdiag.analyzers.slowness.telling import gained
+from distdiag.findings import Finding, Severity
+from distdiag.run import Run
+
+CODE = "DD212"
+NAME = "data-starvation"
+COLD_STEPS = 20
+ENOUGH_STEPS = 10
+LONG_SHARE = 0.3
+LEAST_NS = 10e6
+PERSISTENT = 0.8
+
+
+def analyze(run: Run) -> Iterator[Finding]:
+    """Yield one finding if the ranks of a role wait for data most of the time."""
+    judged = judge(run)
+    if any(judged.late_by(INPUT)):
+        return
+    for grid in judged.roles:
+        warm = grid.steps >= COLD_STEPS
+        if warm.sum() < ENOUGH_STEPS:
+            continue
+        data, step = np.median(grid["data_ns"], axis=0)[warm], grid.step_ns[warm]
+        if ((data >= LONG_SHARE * step) & (data >= LEAST_NS)).mean() < PERSISTENT:
+            continue
+        site = _site(run)
+        each, whole = float(np.median(data)), float(np.median(step))
+        yield Finding(
+            code=CODE,
+            name=NAME,
+            severity=Severity.WARNING,
+            summary=f"{named(grid.ranks)} wait {seconds(each)} of each {seconds(whole)} step for their data loaders"
+            f"{f' ({short(site)})' if site else ''}\nNo rank is slower than another; "
+            f"{gained(each, whole).removeprefix('without it ')}, if batches were there in time.",
+            victims=grid.ranks,
+            site=site,
+            cause="data",
+            evidence=(
+                f"in {counted(int(warm.sum()), 'step')} after the first {COLD_STEPS}, waiting for data took "
+                f"{np.quantile(data / step, 0.1):.0%} to {np.quantile(data / step, 0.9):.0%}",
+                data_in_words(run),
+            ),
+            action=(
+                "give the data loader more workers (num_workers) and let them fetch ahead (prefetch_factor)",
+                "time one sample: reading, decoding and transforming it apart",
+            ),
+        )
+
+
+def _site(run: Run) -> str | None:
+    """Return the line that asks for batches."""
+    asked = run.batches.loc[run.batches["path"].notna(), "path"]
+    frames = run.paths.get(int(asked.mode().iloc[0]), ()) if len(asked) else ()
+    return location(frames[-1]) if frames else None

@@ -1,0 +1,68 @@
+"""Garbage collections pause a rank, and all others wait until it goes on.
+
+What it means
+    Python's collector stops the process while it goes through all objects. With a large heap that takes tenths of a
+    second, on each rank at another moment, and every pause of one rank is a wait of all.
+
+How it is found
+    Each collection of a millisecond or more is recorded. Counted is what collections of at least 5 ms make a rank
+    later than the others in the same step; it has to happen in three steps or more beside the warm-up, and to cost
+    the job at least 5 % of its time.
+
+What to do
+    Call ``gc.freeze()`` after the model and the data are loaded, so that the collector leaves them alone; turn
+    automatic collections off and call ``gc.collect()`` every few hundred steps on all ranks in the same step; hold
+    large data in tensors or arrays instead of millions of Python objects.
+"""
+
+from collections.abc import Iterator
+
+from distdiag.analyzers._wording import counted, named, seconds, verb
+from distdiag.analyzers.investigation.trust import data_in_words
+from distdiag.analyzers.slowness.judged import judge
+from distdiag.analyzers.slowness.pauses import Pauses, pauses_in
+from distdiag.findings import Finding, Severity
+from distdiag.run import Run
+
+CODE = "DD209"
+NAME = "gc-pause"
+
+
+def analyze(run: Run) -> Iterator[Finding]:
+    """Yield one finding per role whose ranks lose time to collections."""
+    for grid in judge(run).roles:
+        pauses = pauses_in(grid, "gc_ns")
+        if pauses is not None:
+            yield Finding(
+                code=CODE,
+                name=NAME,
+                severity=Severity.WARNING,
+                summary=_summary(pauses),
+                culprits=pauses.ranks,
+                victims=tuple(rank for rank in grid.ranks if pauses.ranks and rank not in pauses.ranks),
+                step=pauses.worst_step,
+                cause="garbage-collection",
+                evidence=(
+                    f"{pauses.paused_steps} of {counted(pauses.steps, 'step')} have a collection that others wait for, "
+                    f"of up to {seconds(pauses.longest_ns)}",
+                    data_in_words(run),
+                ),
+                action=(
+                    "call gc.freeze() when model and data are loaded: the collector leaves them alone then",
+                    "call gc.disable(), and gc.collect() every few hundred steps, on all ranks in the same step",
+                ),
+            )
+
+
+def _summary(pauses: Pauses) -> str:
+    share, whole = pauses.lost_ns / pauses.total_ns, pauses.total_ns / pauses.steps
+    if pauses.ranks:
+        who = f"garbage collections of {named(pauses.ranks)}: {verb(pauses.ranks, 'it pauses', 'they pause')}"
+        subject = f"everyone waits {seconds(pauses.lost_ns / pauses.paused_steps)} at a time for {who}"
+    else:
+        subject = f"garbage collections pause all ranks {seconds(pauses.lost_ns / pauses.paused_steps)} at a time,"
+    return (
+        f"{subject} in {pauses.paused_steps} of {pauses.steps} steps\n"
+        f"That is {share:.0%} of the job: without them a step would take {seconds(whole * (1 - share))} on average "
+        f"instead of {seconds(whole)}."
+    )

@@ -1,0 +1,1 @@
+"""Who makes a job slow and why: persistent and moving laggards, judged within their role, for the slow findings."""

@@ -1,0 +1,107 @@
+"""Ranks that are slower than their peers in nearly every step, and the part of the step in which they are.
+
+Own time is what a rank does itself: its step without what calls held it up. It needs no clock but the rank's own, and
+an all-reduce, which makes all backwards look equally long, does not equalise it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from distdiag.analyzers.performance import Measured
+from distdiag.analyzers.performance.ledger import PARTS
+from distdiag.analyzers.slowness.grid import Grid, Numbers, of_others
+
+ENOUGH_STEPS = 10
+"""Beside the warm-up; of fewer, chance makes a rank the last one again and again."""
+LATE_STEPS = 0.8
+"""Share of the steps in which a laggard is late: a lasting cause, not noise on shared cores."""
+SLOWER_BY = 0.1
+"""Of the step: less is within what equal ranks differ by."""
+LEAST_NS = 5e6
+"""Ranks that share cores differ by less than this without a reason."""
+WAITED_FOR = 0.5
+"""The others' waiting has to be at least so much of what a laggard is late by: else nobody minds."""
+OWN_PARTS = tuple(name for name in PARTS if name != "communication")
+MAIN_PART = 0.5
+"""A part of the step that holds at least so much of the lateness is where it comes from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Laggard:
+    """A rank that others wait for in nearly every step; durations are medians over steps, in nanoseconds."""
+
+    rank: int
+    peers: tuple[int, ...]
+    own_ns: float
+    typical_ns: float
+    late_by_ns: float
+    late_steps: int
+    steps: int
+    first_step: int
+    step_ns: float
+    gain_ns: float
+    """By how much a step would be shorter if the rank were as fast as its peers."""
+    caused_ns: float
+    """Waiting of all others for it, summed over the run."""
+    parts_ns: Mapping[str, float]
+    """By how much each part of its step is longer than its peers'."""
+    gc_ns: float
+    compile_ns: float
+    cpu_ns: float
+
+    @property
+    def part(self) -> str | None:
+        """Return the part of the step that makes it late, None if it is spread over several."""
+        part = max(self.parts_ns, key=lambda name: self.parts_ns[name])
+        return part if self.parts_ns[part] >= MAIN_PART * self.late_by_ns else None
+
+
+def laggards_in(grid: Grid, measured: Measured) -> list[Laggard]:
+    """Return the laggards among ranks of one role, the latest first."""
+    if len(grid.ranks) < 2 or len(grid.steps) < ENOUGH_STEPS:
+        return []
+    own = grid["own_ns"]
+    excess = own - of_others(own)
+    late = excess >= np.maximum(LEAST_NS, SLOWER_BY * grid.step_ns)
+    found = [
+        _laggard(grid, row, excess[row], late[row], measured)
+        for row in range(len(grid.ranks))
+        if late[row].mean() >= LATE_STEPS
+    ]
+    waited_for = [each for each in found if each.caused_ns >= WAITED_FOR * each.late_by_ns * each.steps]
+    return sorted(waited_for, key=lambda each: (-each.late_by_ns, each.rank))
+
+
+def _laggard(grid: Grid, row: int, excess: Numbers, late: Numbers, measured: Measured) -> Laggard:
+    rank = grid.ranks[row]
+    differences = {name: _difference(grid[f"{name}_ns"], row) for name in OWN_PARTS}
+    return Laggard(
+        rank=rank,
+        peers=tuple(other for other in grid.ranks if other != rank),
+        own_ns=float(np.median(grid["own_ns"][row])),
+        typical_ns=float(np.median(of_others(grid["own_ns"])[row])),
+        late_by_ns=float(np.median(excess)),
+        late_steps=int(late.sum()),
+        steps=len(grid.steps),
+        first_step=int(grid.steps[0]),
+        step_ns=float(np.median(grid.step_ns)),
+        gain_ns=float(np.median(_gain(grid["own_ns"], row))),
+        caused_ns=float(measured.ranks["caused_ns"].get(rank, 0)),
+        parts_ns=differences,
+        gc_ns=_difference(grid["gc_ns"], row, mean=True),
+        compile_ns=_difference(grid["compile_ns"], row, mean=True),
+        cpu_ns=float(np.median(grid["cpu_ns"][row])),
+    )
+
+
+def _difference(values: Numbers, row: int, *, mean: bool = False) -> float:
+    over = np.mean if mean else np.median
+    return float(over(values[row] - of_others(values)[row]))
+
+
+def _gain(own: Numbers, row: int) -> Numbers:
+    """Return by how much each step would be shorter without the rank's lateness: the next one sets the pace then."""
+    others = np.delete(own, row, axis=0).max(axis=0)
+    return np.asarray(np.maximum(0.0, own[row] - others), dtype=float)

@@ -1,0 +1,112 @@
+"""How far the tokens that ranks got explain that some of them take longer than others.
+
+Work on a sequence grows with its length and, in attention, with its square: the own time of a rank's step is fitted as
+``a + b * sum(length) + c * sum(length ** 2)``. Steps differ for many reasons that all ranks share, so what is fitted is
+how a rank differs from the others in the same step.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from distdiag.analyzers.slowness.grid import Grid, Numbers
+
+EXPLAINS = 0.8
+"""Share of the variance that the fit has to explain."""
+MATTERS = 0.1
+"""Share of the steps' time that everybody waits for the slowest: less is not worth a change."""
+LEAST_NS = 5e6
+ENOUGH_STEPS = 10
+ALIKE = 0.9
+"""Correlation of forward and backward from which unequal work is likely where nobody told the lengths."""
+UNEVEN = 0.1
+"""Coefficient of variation of the forward within a rank that even work stays below (0.02-0.03 in published traces)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imbalance:
+    """That the slowest rank of each step is the one with the most to do; durations in nanoseconds per step."""
+
+    explained: float
+    """R squared of the fit, or the correlation of forward and backward."""
+    told: bool
+    """The lengths or tokens were recorded."""
+    squares: bool
+    """The fit has a quadratic term."""
+    most_over_mean: float | None
+    """Tokens of the rank with the most, over the mean of all, as the median over steps."""
+    lost_ns: float
+    step_ns: float
+    steps: int
+    slowest: tuple[tuple[int, int], ...]
+    """Rank, and the number of steps in which it was the slowest, most first."""
+
+
+def lost_in(grid: Grid) -> Numbers:
+    """Return per step by how much its slowest rank is slower than a typical one."""
+    own = grid["own_ns"]
+    return np.asarray(own.max(axis=0) - np.median(own, axis=0), dtype=float)
+
+
+def imbalance_in(grid: Grid) -> Imbalance | None:
+    """Return the imbalance among ranks of one role, None where there is none or nothing explains it."""
+    if len(grid.ranks) < 2 or len(grid.steps) < ENOUGH_STEPS:
+        return None
+    lost = lost_in(grid)
+    if lost.mean() < max(LEAST_NS, MATTERS * grid.step_ns.mean()):
+        return None
+    columns = [grid[name] for name in ("length", "length_squared") if not np.isnan(grid[name]).any()]
+    columns = columns or [grid[name] for name in ("tokens",) if not np.isnan(grid[name]).any()]
+    explained = _fitted(grid["own_ns"], columns) if columns else _alike(grid)
+    if explained is None or explained < (EXPLAINS if columns else ALIKE):
+        return None
+    winners, counts = np.unique(grid["own_ns"].argmax(axis=0), return_counts=True)
+    ranked = sorted(zip(winners.tolist(), counts.tolist(), strict=True), key=lambda each: (-each[1], each[0]))
+    return Imbalance(
+        explained=explained,
+        told=bool(columns),
+        squares=len(columns) > 1,
+        most_over_mean=float(np.median(columns[0].max(axis=0) / columns[0].mean(axis=0))) if columns else None,
+        lost_ns=float(lost.mean()),
+        step_ns=float(grid.step_ns.mean()),
+        steps=len(grid.steps),
+        slowest=tuple((grid.ranks[row], count) for row, count in ranked),
+    )
+
+
+def _fitted(own: Numbers, columns: list[Numbers]) -> float | None:
+    """Return R squared of the fit on deviations from the step's mean; None where more tokens do not take longer."""
+    target = (own - own.mean(axis=0)).ravel()
+    features = np.stack([(column - column.mean(axis=0)).ravel() for column in columns], axis=1)
+    scale = features.std(axis=0)
+    if not target.std() or not scale.all():
+        return None
+    features = features / scale
+    weights, *_ = np.linalg.lstsq(features, target, rcond=None)
+    fitted = features @ weights
+    if np.corrcoef(fitted, features[:, 0])[0, 1] <= 0:
+        return None
+    return float(1 - np.square(target - fitted).sum() / np.square(target).sum())
+
+
+def _alike(grid: Grid) -> float | None:
+    """Return how forward and backward go together within a rank, as the median over ranks; None for even work.
+
+    Deviations from the step's median, so that a busy machine, which slows all ranks in the same steps, is no evidence;
+    and what the ranks' processors did has to go the same way, so that waiting for a core is none either.
+    """
+    forward, backward, cpu = (
+        grid[name] - np.median(grid[name], axis=0) for name in ("forward_ns", "backward_ns", "cpu_ns")
+    )
+    uneven = np.median(grid["forward_ns"].std(axis=1) / np.maximum(grid["forward_ns"].mean(axis=1), 1.0))
+    if uneven < UNEVEN or np.isnan(cpu).any():
+        return None
+    together = [_correlation(a, b) for a, b in zip(forward, backward, strict=True)]
+    worked = [_correlation(a, b) for a, b in zip(forward + backward, cpu, strict=True)]
+    return float(min(np.median(together), np.median(worked)))
+
+
+def _correlation(one: Numbers, other: Numbers) -> float:
+    if not one.std() or not other.std():
+        return 0.0
+    return float(np.corrcoef(one, other)[0, 1])
