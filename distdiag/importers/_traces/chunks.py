@@ -1,5 +1,6 @@
 """The bytes of a file, unpacked where it is packed; what is whole of a damaged one comes before the complaint."""
 
+import contextlib
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,9 +49,11 @@ def _unpacked(file: BinaryIO) -> Iterator[bytes]:
     stream = zlib.decompressobj(_WITH_HEADER)
     waiting = b""
     while waiting or (waiting := file.read(_PACKED_BYTES)):
+        before = stream.copy()
         try:
             chunk = stream.decompress(waiting, CHUNK_BYTES)
         except zlib.error as error:
+            yield _until_damage(before, waiting)
             raise CutOffError(f"its compression is damaged ({error})") from error
         if chunk:
             yield chunk
@@ -62,3 +65,12 @@ def _unpacked(file: BinaryIO) -> Iterator[bytes]:
             stream = zlib.decompressobj(_WITH_HEADER)
     if not stream.eof:
         raise CutOffError("its compressed data ends early")
+
+
+def _until_damage(stream: "zlib._Decompress", packed: bytes) -> bytes:
+    """Return what comes before the place where unpacking fails; an error gives nothing of what came with it."""
+    good: list[bytes] = []
+    with contextlib.suppress(zlib.error):
+        for place in range(len(packed)):
+            good.append(stream.decompress(packed[place : place + 1]))
+    return b"".join(good)

@@ -95,7 +95,8 @@ def decode_piece(text: bytes) -> tuple[list[Event], int]:
         return _events.decode(whole), 0
     with contextlib.suppress(*UNREADABLE):
         return _events.decode(_mended(whole)), 0
-    return _one_by_one(text)
+    read = _one_by_one(text)
+    return read.events, read.unreadable + read.cut
 
 
 def decode_ending(head: bytes, tail: bytes) -> Ending:
@@ -106,12 +107,15 @@ def decode_ending(head: bytes, tail: bytes) -> Ending:
     with contextlib.suppress(*UNREADABLE):
         document = _read_document(opened + tail + closed)
         return Ending(facts=document, events=document.events, whole=True)
-    events, unreadable = _one_by_one(tail)
+    read = _one_by_one(tail)
+    with contextlib.suppress(*UNREADABLE):
+        facts = _facts.decode(_mended(opened + read.rest + closed))
+        return Ending(facts=facts, events=read.events, whole=True, unreadable=read.unreadable)
     facts = Facts()
     with contextlib.suppress(*UNREADABLE):
-        facts = Facts() if bare else _facts.decode(_mended(head + b"]}"))
-    # What follows the last complete event is the one that was cut.
-    return Ending(facts=facts, events=events, whole=False, unreadable=max(0, unreadable - 1))
+        facts = _facts.decode(_mended(opened + b"]}"))
+    # What ends the text is no damaged event, but the one that was cut.
+    return Ending(facts=facts, events=read.events, whole=False, unreadable=read.unreadable)
 
 
 def _read_document(text: bytes) -> _Document:
@@ -135,22 +139,33 @@ _lenient = json.JSONDecoder(
 )
 
 
-def _one_by_one(piece: bytes) -> tuple[list[Event], int]:
-    """Return the events that can be read, and the number of places where something else stands."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    events: list[Event]
+    unreadable: int
+    cut: bool
+    """The text ends within an event, or what looks like one."""
+    rest: bytes
+    """What follows the last event, from the end of the list on."""
+
+
+def _one_by_one(piece: bytes) -> _Read:
+    """Return the events that can be read; what stands between two others and cannot be read is counted."""
     text = piece.decode("utf-8", "replace")
     events: list[Event] = []
-    unreadable = 0
+    unreadable, cut = 0, False
     place = _after(text, 0)
     while place < len(text) and text[place] != "]":
         try:
             found, end = _lenient.raw_decode(text, place)
             events.append(_event.decode(msgspec.json.encode(found)))
         except UNREADABLE:
-            unreadable += 1
             following = _ANOTHER.search(text, place + 1)
+            cut = following is None
+            unreadable += not cut
             end = following.end() if following else len(text)
         place = _after(text, end)
-    return events, unreadable
+    return _Read(events=events, unreadable=unreadable, cut=cut, rest=text[place:].encode("utf-8", "replace"))
 
 
 def _after(text: str, place: int) -> int:

@@ -13,7 +13,7 @@ from distdiag.importers._traces.chunks import CHUNK_BYTES, CutOffError, chunks
 
 MAX_HEAD_BYTES = 64 << 20
 """What a trace says before its events: the members of ten thousand groups are a tenth of it."""
-MAX_PIECE_BYTES = 256 << 20
+MAX_PIECE_BYTES = 64 << 20
 """A piece grows to this where events cannot be told apart, as in a trace that is one event."""
 _MOST_TRIES = 1000
 _LOOK_BACK = 64
@@ -48,13 +48,17 @@ class Pieces:
         """Yield events, separated by commas; raise ``NotATraceError`` where there are none, ``OSError`` as reading."""
         content = self._content()
         buffer = self._after_head(content)
+        enough = CHUNK_BYTES
         while (chunk := next(content, None)) is not None:
-            self._see_opening(buffer)
-            cut = last_boundary(buffer, self.opening) if len(buffer) >= CHUNK_BYTES else None
-            if cut is not None:
-                yield buffer[: cut[0]]
-                buffer = buffer[cut[1] :]
-            buffer += chunk
+            if len(buffer) >= enough:
+                self._see_opening(buffer)
+                cut = last_boundary(buffer, self.opening)
+                # Looking again at what had no boundary pays only when much has been added.
+                enough = CHUNK_BYTES if cut is not None else 2 * len(buffer)
+                if cut is not None:
+                    yield buffer[: cut[0]]
+                    buffer = buffer[cut[1] :]
+            buffer = buffer + chunk if buffer else chunk.lstrip()
             if len(buffer) > MAX_PIECE_BYTES:
                 raise NotATraceError(f"{MAX_PIECE_BYTES >> 20} MiB of it hold no end of an event")
         self.tail = buffer
@@ -68,13 +72,13 @@ class Pieces:
     def _after_head(self, content: Iterator[bytes]) -> bytes:
         buffer = b""
         for chunk in content:
-            buffer += chunk
+            buffer = buffer + chunk if buffer else chunk.lstrip()
             start = _BARE.match(buffer) or _EVENTS.search(buffer)
             if start is not None:
                 self.head = buffer[: start.end()]
                 return buffer[start.end() :]
             if len(buffer) > MAX_HEAD_BYTES:
-                break
+                raise NotATraceError(f"its first {MAX_HEAD_BYTES >> 20} MiB hold no event")
         raise NotATraceError(self.damage or "it ends before its first event")
 
     def _see_opening(self, buffer: bytes) -> None:

@@ -97,7 +97,7 @@ def _read(path: Path) -> Trace:
     ending = decode_ending(pieces.head, pieces.tail)
     columns.unreadable += ending.unreadable
     columns.add(ending.events)
-    return columns.trace(path, ending.facts, None if ending.whole else pieces.damage or "its text ends early")
+    return columns.trace(path, ending.facts, pieces.damage or (None if ending.whole else "its text ends early"))
 
 
 class _Kinds(dict[str | None, int]):
