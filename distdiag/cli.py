@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import click
 
-from distdiag.commands import analyze, checkpoint, demo, doctor, explain, stacks, trace
+from distdiag.commands import analyze, checkpoint, demo, doctor, explain, stacks, trace, watch
 from distdiag.errors import DistdiagError
 
 CANNOT = 2
@@ -24,6 +24,7 @@ def cli() -> None:
     \b
     distdiag run train.py …   run a script with recording on (no code change)
     distdiag analyze logs/    say what happened first, on which rank, and what to do
+    distdiag watch logs/      watch a running job, and be told when it goes wrong
     distdiag stacks --local   show where all ranks on this host are, as one tree
     """
 
@@ -40,6 +41,7 @@ def run_command(arguments: tuple[str, ...]) -> None:
 
 
 cli.add_command(analyze.command)
+cli.add_command(watch.command)
 cli.add_command(explain.command)
 cli.add_command(stacks.command)
 cli.add_command(trace.command)

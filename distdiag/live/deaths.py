@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from distdiag.live.alarms import Condition, Kind
 from distdiag.live.job import Job
 from distdiag.live.ranks import RankState
-from distdiag.live.standstill import CONFIRM_SECONDS, HALT
+from distdiag.live.standstill import CONFIRM_SECONDS, HALT, awaited_in, doing_of
 from distdiag.live.wording import lasting, named
 
 GONE_SECONDS = 10.0
@@ -26,8 +26,10 @@ def deaths(job: Job) -> Iterator[Condition]:
         return
     gave_up = [state for state in died if state.failed_call is not None]
     origins = [*(state for state in died if state.failed_call is None), *vanished]
+    awaited = tuple(sorted(_awaited(job, gave_up))) if not origins else ()
     if not origins and job.living:
-        summary = f"{named(s.rank for s in gave_up)} failed in a collective; whom they waited for is not known yet"
+        summary = f"{named(s.rank for s in gave_up)} failed in a collective"
+        summary += f", waiting for {named(awaited)}" if awaited else ""
     else:
         summary = _told(job, origins or gave_up)
         if origins and gave_up:
@@ -36,10 +38,21 @@ def deaths(job: Job) -> Iterator[Condition]:
         kind=Kind.DEATH,
         incident=HALT,
         summary=summary,
-        ranks=tuple(sorted(state.rank for state in origins)),
-        evidence=tuple(_how(job, state) for state in (*origins, *gave_up)[:6]),
+        ranks=awaited or tuple(sorted(state.rank for state in origins)),
+        evidence=(
+            *(f"rank {rank} {doing_of(job, job.ranks[rank])}" for rank in awaited[:2] if rank in job.ranks),
+            *(_how(job, state) for state in (*origins, *gave_up)[:6]),
+        ),
         confirm_seconds=CONFIRM_SECONDS,
     )
+
+
+def _awaited(job: Job, gave_up: list[RankState]) -> set[int]:
+    """Return the living ranks that those who gave up had waited for."""
+    living = {state.rank for state in job.living} | set(job.missing)
+    return {
+        rank for state in gave_up if state.failed_call for rank in awaited_in(job, state, state.failed_call)
+    } & living
 
 
 def _vanished(job: Job, state: RankState) -> bool:

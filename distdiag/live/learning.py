@@ -67,7 +67,7 @@ def _count(state: RankState, call: events.Call, signature: events.Signature) -> 
 def _take_done(state: RankState, done: events.Done) -> None:
     call = state.open_calls.pop(done.call, None)
     if done.failed and call is not None:
-        state.failed_call = call.call
+        state.failed_call = call
 
 
 def _take_step(state: RankState, step: events.Step) -> None:
@@ -76,6 +76,7 @@ def _take_step(state: RankState, step: events.Step) -> None:
         duration = step.end_ns - step.start_ns
         state.steps.append(StepTimes(step.step, step.end_ns, duration, max(duration - waited, 0)))
         state.step = step.step + 1
+        state.steps_seen += 1
         if step.end_ns > state.progress_ns:
             state.last_ns = state.progress_ns = step.end_ns
         state.started = True

@@ -15,6 +15,8 @@ MEMORY_KEPT = 90
 OPEN_CALLS_KEPT = 64
 """Some backends never report the end of a call."""
 FAILURES_KEPT = 8
+STILL_NS = 2_000_000_000
+"""A rank that made no progress for so long does not compute beside its open calls."""
 JOINING = frozenset({"init_process_group", "new_group", "split_group", "destroy_process_group"})
 """Phases that recording opens around the making of groups."""
 
@@ -51,7 +53,7 @@ class RankState:
         "activity", "activity_since_ns", "arrived", "attempt", "batch_since_ns", "died", "ended", "facts",
         "failed_call", "groups", "header", "last_call", "last_ns", "limit_seconds", "longest_ns", "memory",
         "open_calls", "path", "paths", "phase", "phases", "progress_ns", "pulse_calls", "raised", "rank", "sequences",
-        "signatures", "stack", "started", "step", "steps", "tokens", "waiting",
+        "signatures", "stack", "started", "step", "steps", "steps_seen", "tokens", "waiting",
     )  # fmt: skip
 
     def __init__(self, rank: int, header: events.Header, groups: Groups) -> None:
@@ -83,6 +85,7 @@ class RankState:
         self.sequences: dict[str, int] = {}
         """Number of the last collective in each group, by the group's name."""
         self.steps: deque[StepTimes] = deque(maxlen=STEPS_KEPT)
+        self.steps_seen = 0
         self.tokens: deque[tuple[int, float]] = deque(maxlen=STEPS_KEPT)
         self.facts: dict[str, Any] = {}
         self.memory: deque[MemorySample] = deque(maxlen=MEMORY_KEPT)
@@ -91,7 +94,7 @@ class RankState:
         self.died: events.Fault | None = None
         """The exception that ended it, or its exit with an error."""
         self.ended = False
-        self.failed_call: int | None = None
+        self.failed_call: events.Call | None = None
         """The last call that ended with an error."""
 
     @property
@@ -121,11 +124,16 @@ class RankState:
         return frames[-1] if frames else None
 
     def current_call(self) -> events.Call | None:
-        """Return the call that the rank waits in: the oldest one it was seen waiting for that has not ended."""
+        """Return the call that the rank waits in: the oldest one it was seen waiting for that has not ended.
+
+        Waits in C++, as of a reducer, are not seen: a rank that does not move waits for the oldest open call.
+        """
         for number in self.waiting:
             call = self.open_calls.get(number)
             if call is not None:
                 return call
+        if self.open_calls and self.last_ns - self.progress_ns > STILL_NS:
+            return next(iter(self.open_calls.values()))
         return None
 
     def group_of(self, call: events.Call) -> GroupState | None:

@@ -52,7 +52,7 @@ def suspected(job: Job) -> tuple[int, ...]:
     waiting = {state.rank: call for state in job.living if (call := state.current_call()) is not None}
     awaited: set[int] = set()
     for rank, call in waiting.items():
-        awaited |= _awaited(job, job.ranks[rank], call)
+        awaited |= awaited_in(job, job.ranks[rank], call)
     if not waiting:
         joining = {state.rank for state in job.living if _joining(state)}
         awaited = {*job.ranks, *job.missing} - joining if joining else set()
@@ -67,20 +67,16 @@ def places_of(job: Job, first: tuple[int, ...]) -> list[str]:
     """Return where the ranks are, each place with all ranks that are there, those of ``first`` first."""
     places: dict[str, list[int]] = {}
     for state in job.ranks.values():
-        places.setdefault(_place(job, state), []).append(state.rank)
+        at = None if state.ended or job.silence(state) else state.place()
+        where = f" ({short(at)})" if at else ""
+        places.setdefault(doing_of(job, state) + where, []).append(state.rank)
     ordered = sorted(places.items(), key=lambda item: (not set(item[1]) & set(first), len(item[1]), item[1]))
     told = [f"{named(ranks)} {place}" for place, ranks in ordered]
     return [f"{named(job.missing)} left no log", *told] if job.missing else told
 
 
-def _may_move(job: Job, state: RankState) -> bool:
-    silent = job.silence(state)
-    if state.is_exempt() and not silent:
-        return True
-    return job.still(state) <= limit_of(state)
-
-
-def _awaited(job: Job, state: RankState, call: events.Call) -> set[int]:
+def awaited_in(job: Job, state: RankState, call: events.Call) -> set[int]:
+    """Return the ranks that a rank's call waits for: of a collective, those that have not issued it yet."""
     signature = state.signatures.get(call.signature)
     group = state.group_of(call)
     if signature is None or group is None:
@@ -92,28 +88,33 @@ def _awaited(job: Job, state: RankState, call: events.Call) -> set[int]:
     return behind | (set(job.missing) & set(group.members))
 
 
-def _joining(state: RankState) -> bool:
-    return any(phase.name in JOINING for phase in state.phases.values())
-
-
-def _place(job: Job, state: RankState) -> str:
-    """Return ``waits in all_reduce 13 of default_pg (train.py:40 main)`` and the like."""
+def doing_of(job: Job, state: RankState) -> str:
+    """Return ``waits in all_reduce 13 of default_pg`` and the like."""
     silence = job.silence(state)
     if state.ended:
         return "has ended"
     if silence:
         process = {"stopped": ", its process is stopped", "gone": ", its process is gone"}
         return f"gives no sign of life for {lasting(silence)}{process.get(job.process_of(state) or '', '')}"
-    at = state.place()
-    where = f" ({short(at)})" if at else ""
     call = state.current_call()
     if call is not None and (signature := state.signatures.get(call.signature)) is not None:
         group = state.group_of(call)
         seq = f" {call.seq}" if call.seq else ""
         peer = f" with rank {signature.peer}" if signature.peer is not None and signature.p2p else ""
-        return f"waits in {signature.op}{seq}{peer} of {group.label if group else signature.group}{where}"
+        return f"waits in {signature.op}{seq}{peer} of {group.label if group else signature.group}"
     for phase in reversed(state.phases.values()):
-        return f"is in {phase.name}{where}"
+        return f"is in {phase.name}"
     if state.batch_since_ns is not None or state.activity == "data-loading":
-        return f"is in its data loader{where}"
-    return f"is in {state.activity or state.phase or 'its own code'}{where}"
+        return "is in its data loader"
+    return f"is in {state.activity or state.phase or 'its own code'}"
+
+
+def _may_move(job: Job, state: RankState) -> bool:
+    silent = job.silence(state)
+    if state.is_exempt() and not silent:
+        return True
+    return job.still(state) <= limit_of(state)
+
+
+def _joining(state: RankState) -> bool:
+    return any(phase.name in JOINING for phase in state.phases.values())

@@ -1,0 +1,75 @@
+"""``distdiag watch``: a running job on one screen, and alarms."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from distdiag.commands import _options
+
+KINDS = ("stall", "death", "divergence", "non-finite", "straggler", "memory", "checkpoint")
+
+
+def _kinds(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    kinds = tuple(part.strip() for part in (value or "").split(",") if part.strip())
+    for kind in kinds:
+        if kind not in KINDS:
+            raise click.BadParameter(f"{kind} is no kind of alarm; there are {', '.join(KINDS)}", context, parameter)
+    return kinds
+
+
+@click.command("watch", short_help="Watch a running job, and be told when it goes wrong.")
+@_options.logs_argument
+@click.option("--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, metavar="SECONDS")
+@click.option("--once", is_flag=True, help="Show the job as it is now and leave: exit code 1 if there is an alarm.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("text", "json")),
+    default="text",
+    show_default=True,
+    help="json writes one line (distdiag.watch/1) for each interval and for each change of an alarm.",
+)
+@click.option(
+    "--exit-on", callback=_kinds, metavar="KINDS", help=f"Leave with code 1 at such alarms: {', '.join(KINDS)}."
+)
+@click.option(
+    "--on-alarm", metavar="COMMAND", help="Run it for each alarm: facts in DISTDIAG_ALARM…, JSON on its input."
+)
+@click.option("--webhook", metavar="URL", help="Post each alarm there, as JSON.")
+@click.option("--no-verdict", is_flag=True, help="Do not analyse the logs when an alarm is raised.")
+def command(
+    logs: Path,
+    interval: float,
+    once: bool,
+    form: str,
+    exit_on: tuple[str, ...],
+    on_alarm: str | None,
+    webhook: str | None,
+    no_verdict: bool,
+) -> int:
+    """Watch a running job through its logs: ranks, groups, who makes the others wait, and alarms.
+
+    LOGS is the folder that the run writes (default: $DISTDIAG_DIR or distdiag_logs); it may appear later. A job
+    is stalled when no rank made progress within the limit that recording has in force, as the logs say it.
+
+    Exit code: 0 the job ended or you left, 1 an alarm of --exit-on (with --once: any alarm), 2 it cannot be watched.
+    """
+    from distdiag.commands import _following
+    from distdiag.commands._notices import Notices
+    from distdiag.live.watch import Watch
+
+    watch = Watch(logs, explain=not no_verdict)
+    notices = Notices(logs=str(logs), command=on_alarm, webhook=webhook)
+    session = _following.Session(watch=watch, notices=notices, interval_seconds=interval, exit_on=exit_on)
+    try:
+        if once:
+            return _following.once(session, form)
+        if form == "text" and sys.stdout.isatty():
+            return _following.interact(session)
+        return _following.stream(session, form)
+    except KeyboardInterrupt:
+        return 0 if sys.stdout.isatty() else 130
+    finally:
+        watch.close()
+        notices.finish()
