@@ -81,7 +81,6 @@ def facts_of(
     layout: Layout,
     files: Mapping[str, Sequence[Entry]],
     read: Read,
-    hashed: frozenset[str],
     records: Mapping[str, FileRecord],
     worlds: tuple[int | None, int | None],
     *,
@@ -106,6 +105,5 @@ def facts_of(
         step=step if step is not None else saved if isinstance(saved, int) else own.step if own is not None else None,
         version=layout.version,
         save_id=layout.save_id,
-        hashed="all" if files.keys() <= hashed else "some" if hashed else "none",
         contents_read=contents,
     )

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distdiag.checkpoints import usage
@@ -18,6 +18,8 @@ from distdiag.checkpoints.shards import Entry, entries_by_file, read_shards
 METADATA = ".metadata"
 UNFINISHED = ".metadata.tmp"
 SHARD = re.compile(r"__(\d+)_(\d+)\.distcp")
+CLOCKS_DIFFER_NS = 60_000_000_000
+"""Within a save, shards are written before the metadata, by as much as the hosts' clocks may differ."""
 RANK_METADATA = re.compile(r"__(\d+)\.metadata")
 
 
@@ -50,17 +52,19 @@ def verify_sharded(directory: Path, told: Told, *, contents: bool = True) -> Ver
     problems += read.problems
     problems += _coverage(layout)
     problems += _metadata_hash(directory, names, records, layout, told)
-    hashed = frozenset[str]()
+    told_of = records.keys() | (told.files or {}).keys()
+    hashed = frozenset(name for name in (*files, *names) if name in records and records[name].digest is not None)
     if contents:
         compared = compare(directory, records, files, read.broken)
         if not any(problem.file in names for problem in problems):
             compared = with_logs(compared, directory, told.files, files)
         problems += compared.problems
-        hashed = compared.hashed
+        hashed |= compared.hashed | (told_of & set(names))
     problems += _told(records, told)
     problems = renamed(directory, problems, records, surplus_of(directory, files))
     notes += notes_of(directory, layout, read, damaged, files)
-    facts = facts_of(directory, layout, files, read, hashed, records, (told.step, told.world_size), contents=contents)
+    facts = facts_of(directory, layout, files, read, records, (told.step, told.world_size), contents=contents)
+    facts = replace(facts, hashed="all" if {*files, *names} <= hashed else "some" if hashed else "none")
     return Verification(
         directory=str(directory),
         problems=tuple(problems),
@@ -222,6 +226,19 @@ def _metadata_hash(
 
 def _told(records: Mapping[str, FileRecord], told: Told) -> Iterator[Problem]:
     """Yield where the save's own records disagree, among themselves or with what is known from elsewhere."""
+    finished = records[METADATA].wall_ns if METADATA in records else None
+    late = [
+        record
+        for _, record in sorted(records.items())
+        if finished is not None and record.wall_ns is not None and record.wall_ns > finished + CLOCKS_DIFFER_NS
+    ]
+    if late:
+        others = f" and {len(late) - 1} more" if len(late) > 1 else ""
+        summary = (
+            f"{late[0].file}{others}: written {(late[0].wall_ns or 0) / 1e9 - (finished or 0) / 1e9:.0f} s after "
+            f"{METADATA}, which every save writes last: a later save began to overwrite this one and did not end"
+        )
+        yield Problem(finding=CORRUPT, kind="overwritten", summary=summary, file=late[0].file)
     steps = {record.step: name for name, record in sorted(records.items()) if record.step is not None}
     if told.step is not None and steps and told.step not in steps:
         step, name = next(iter(steps.items()))

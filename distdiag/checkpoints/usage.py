@@ -21,9 +21,9 @@ def loads(layout: Layout, world_size: int | None) -> str:
     sharded = [tensor for tensor in layout.tensors.values() if tensor.size and all(tensor.size)]
     rows = math.gcd(*(tensor.size[0] for tensor in sharded if len(tensor.chunks) > 1)) if sharded else 0
     text = "at any data-parallel size, for each rank reads the rows that it needs"
-    if rows:
-        even = [size for size in range(1, min(rows, MOST_RANKS) + 1) if rows % size == 0]
-        text += f"; all tensors that were split divide evenly at {_few(even)}"
+    even = [size for size in range(1, min(rows, MOST_RANKS) + 1) if rows % size == 0]
+    if len(even) > 1:
+        text += f"; every tensor that was split divides evenly over {_few(even)}"
     bound = _bound_to_ranks((*layout.tensors, *layout.values))
     if bound:
         at = f" ({world_size} ranks saved it)" if world_size is not None else ""

@@ -62,12 +62,12 @@ def _ranks(world_size: int) -> str:
 def _whole(found: Verification, width: int) -> list[Line]:
     read = "" if found.facts.contents_read else " by names and sizes; its contents were not read"
     lines = _headline("WHOLE", "bold green", f"{found.directory} is whole{read}: {_facts(found.facts)}", "", width)
+    lines += _block("Loads", [found.loads] if found.loads else [], width)
     return lines + _rest(found, width)
 
 
 def _rest(found: Verification, width: int) -> list[Line]:
-    lines = _block("Loads", [found.loads] if found.loads else [], width)
-    lines += _block("Worth a look", found.notes, width)
+    lines = _block("Worth a look", found.notes, width)
     unknown = [f"{each}: the save left no hashes" for each in found.unknowable]
     return lines + _block("Not known here", unknown, width)
 

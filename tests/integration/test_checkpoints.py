@@ -1,0 +1,193 @@
+"""Checkpoints that four real ranks wrote: intact ones pass, each injury is found and named."""
+
+import json
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distdiag.checkpoints import Verification, verify
+from tests.checkpoints import INJURIES, WORLD_SIZE, Injury, forget_hashes, saved
+
+CAP_SECONDS = 600
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Let four ranks write the checkpoints, once."""
+    directory = tmp_path_factory.mktemp("run")
+    saved(directory)
+    return directory
+
+
+@pytest.fixture
+def copies(checkpoints: Path, tmp_path: Path) -> Path:
+    """Return a folder with copies that may be damaged."""
+    for name in ("step-2", "step-4", "even"):
+        shutil.copytree(checkpoints / name, tmp_path / name)
+    return tmp_path
+
+
+def distdiag(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "distdiag", "checkpoint", *arguments],
+        env={**os.environ, "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=CAP_SECONDS,
+    )
+
+
+def problem_of(found: Verification, kind: str) -> str:
+    """Return the sentence about a kind of problem."""
+    sentences = [problem.summary for problem in found.problems if problem.kind == kind]
+    assert sentences, found.problems
+    return sentences[0]
+
+
+@pytest.mark.parametrize("name", ["step-2", "step-4", "even"])
+@pytest.mark.parametrize("hashed", [True, False])
+def test_intact_checkpoint_is_whole(name: str, hashed: bool, copies: Path) -> None:
+    if not hashed:
+        forget_hashes(copies / name)
+
+    found = verify(copies / name)
+
+    assert (found.problems, found.notes, found.action) == ((), (), ())
+    assert (found.facts.world_size, found.facts.hashed) == (WORLD_SIZE, "all" if hashed else "none")
+    assert bool(found.unknowable) is not hashed
+
+
+@pytest.mark.parametrize("injury", INJURIES, ids=lambda injury: injury.name)
+def test_injury_is_found_and_named_where_the_save_left_hashes(injury: Injury, copies: Path) -> None:
+    injury.harm(copies / injury.of)
+
+    found = verify(copies / injury.of)
+
+    assert re.search(injury.names, problem_of(found, injury.kind))
+    assert injury.finding in {problem.finding for problem in found.problems}
+    assert found.unknowable == () or found.loads.startswith("not at all")
+
+
+@pytest.mark.parametrize("injury", INJURIES, ids=lambda injury: injury.name)
+def test_injury_is_found_without_hashes_or_said_to_be_unknowable(injury: Injury, copies: Path) -> None:
+    forget_hashes(copies / injury.of)
+
+    injury.harm(copies / injury.of)
+    found = verify(copies / injury.of)
+
+    if injury.bare is None:
+        assert found.problems == ()
+        assert found.unknowable
+    else:
+        assert problem_of(found, injury.bare)
+
+
+@pytest.mark.parametrize("injury", [each for each in INJURIES if each.bare is None], ids=lambda injury: injury.name)
+def test_logs_of_the_run_hold_the_hashes_too(injury: Injury, checkpoints: Path, copies: Path) -> None:
+    forget_hashes(copies / injury.of)
+    injury.harm(copies / injury.of)
+
+    done = distdiag("verify", str(copies / injury.of), "--logs", str(checkpoints / "logs"))
+
+    assert done.returncode == 1, done.stderr
+    assert "is not what the run's logs say was written" in done.stdout
+    assert "DD702 checkpoint-corrupt" in done.stdout
+
+
+def test_extra_shard_is_named_and_is_no_damage(copies: Path) -> None:
+    shutil.copy(copies / "step-4" / "__3_0.distcp", copies / "step-4" / "__4_0.distcp")
+
+    found = verify(copies / "step-4")
+
+    assert found.problems == ()
+    assert any("__4_0.distcp" in note for note in found.notes)
+
+
+def test_save_that_began_to_overwrite_another_one_is_found(copies: Path) -> None:
+    record = copies / "step-4" / ".distdiag" / "__1_0.distcp.json"
+    told = json.loads(record.read_text())
+    record.write_text(json.dumps({**told, "wall_ns": told["wall_ns"] + 300_000_000_000}))
+
+    found = verify(copies / "step-4")
+
+    assert re.search(r"^__1_0\.distcp: written \d+ s after \.metadata", problem_of(found, "overwritten"))
+
+
+def test_hashes_of_a_save_that_was_overwritten_unrecorded_accuse_nobody(copies: Path) -> None:
+    shutil.rmtree(copies / "step-4" / ".distdiag")
+    shutil.copytree(copies / "step-2" / ".distdiag", copies / "step-4" / ".distdiag")
+
+    found = verify(copies / "step-4")
+
+    assert found.problems == ()
+    assert found.facts.hashed == "none"
+    assert any("earlier save" in note for note in found.notes)
+
+
+class Malicious:
+    """Metadata that make a file when they are read by torch."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.mark),)
+
+
+def test_malicious_metadata_run_nothing(copies: Path, tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    (copies / "step-4" / ".metadata").write_bytes(pickle.dumps(Malicious(mark)))
+
+    verified, drilled = (distdiag(command, str(copies / "step-4")) for command in ("verify", "drill"))
+
+    assert not mark.exists()
+    assert (verified.returncode, drilled.returncode) == (1, 1)
+    assert "posix.mkdir" in verified.stdout
+    assert "do not load it" in verified.stdout
+
+
+def test_earlier_checkpoint_to_use_is_named(copies: Path) -> None:
+    (copies / "step-4" / "__1_0.distcp").unlink()
+
+    done = distdiag("verify", str(copies / "step-4"))
+
+    assert done.returncode == 1
+    assert done.stdout.startswith("DAMAGED  __1_0.distcp is not there; it holds ")
+    assert "DD701 checkpoint-incomplete" in done.stdout
+    assert f"1  use {copies / 'step-2'}" in done.stdout
+
+
+def test_json_has_every_problem(copies: Path) -> None:
+    (copies / "step-4" / "__1_0.distcp").unlink()
+
+    told = json.loads(distdiag("verify", str(copies / "step-4"), "--format", "json").stdout)
+
+    assert (told["schema"], told["outcome"]) == ("distdiag.verification/1", "checkpoint-incomplete")
+    assert [(each["kind"], each["file"]) for each in told["problems"]] == [("missing-file", "__1_0.distcp")]
+
+
+def test_folder_without_a_checkpoint_is_bad_input(tmp_path: Path) -> None:
+    done = distdiag("verify", str(tmp_path))
+
+    assert done.returncode == 2
+    assert done.stderr == f"error: no checkpoint in {tmp_path}\nhint: pass the folder that holds .metadata\n"
+
+
+def test_checkpoint_loads_at_other_sizes_of_the_world(copies: Path) -> None:
+    worlds = [argument for world in (1, 2, 3, 8) for argument in ("--world", str(world))]
+
+    done = distdiag("drill", str(copies / "step-4"), *worlds, "--format", "json")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    trials = json.loads(done.stdout)["trials"]
+    assert [each["world_size"] for each in trials] == [1, 2, 3, 8]
+    for trial in trials:
+        assert (trial["error"], trial["basis"], trial["left_out"]) == ("", "save", [])
+        assert trial["chunks"] == trials[0]["chunks"] > trial["tensors"]
+        assert trial["peak_bytes"] > trial["grown_bytes"] > 0
