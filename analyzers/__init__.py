@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from distdiag.analyzers import (
+    communication_bound,
     compute_straggler,
     data_starvation,
     device_stuck,
@@ -73,6 +74,7 @@ ANALYZERS: tuple[Analyzer, ...] = (
     records_dropped,
     insufficient_evidence,
     compute_straggler,
+    communication_bound,
     input_straggler,
     token_imbalance,
     stage_imbalance,

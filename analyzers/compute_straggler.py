@@ -12,6 +12,9 @@ How it is found
     From tables of operations the steps are simulated again with the slowest workers at the usual pace. Where that
     takes away at least half of what is lost, and where the worker needs at least 1.1 times as long for a microbatch
     as the others of its pipeline stage, it is named. Where it is the only worker of its stage nobody is.
+    From profiler traces of all ranks over at least three steps: the rank whose kernels compute at least 1.1 times as
+    long as those of the ranks it shares its smallest group with, if it comes last in 80 % of the collectives of every
+    step (its kernels of them are the shortest) and the others wait for it at least 5 % of the time.
 
 What to do
     Look at the line the finding names. If all ranks run the same there, compare the machines: ``nvidia-smi -q -d
@@ -23,7 +26,7 @@ from collections.abc import Iterator
 
 from distdiag.analyzers._wording import seconds
 from distdiag.analyzers.investigation.paths import short
-from distdiag.analyzers.performance import accusations
+from distdiag.analyzers.performance import accusations, traced
 from distdiag.analyzers.slowness.judged import COMPUTE, judge
 from distdiag.analyzers.slowness.laggards import Laggard
 from distdiag.analyzers.slowness.telling import confidence_of, evidence_of, gained, seen_of, waits, where
@@ -37,6 +40,7 @@ NAME = "compute-straggler"
 def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding per rank that is slower than its peers in nearly every step."""
     yield from accusations.slow_workers(run, CODE, NAME)
+    yield from traced.slow_devices(run, CODE, NAME)
     for laggard in judge(run).late_by(COMPUTE):
         seen = seen_of(run, laggard)
         yield Finding(

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from distdiag.analyzers._wording import counted, named
 from distdiag.analyzers.investigation.sources import healthy_confidence, in_words, recorded
 from distdiag.analyzers.investigation.trust import data_in_words
-from distdiag.findings import Finding, Severity, Verdict
+from distdiag.findings import Confidence, Finding, Severity, Verdict
 from distdiag.run import Run
 
 HEALTHY = "healthy"
@@ -82,4 +82,12 @@ def _healthy(run: Run) -> Verdict:
 def _nothing_in_tables(run: Run) -> Verdict:
     ranks = sorted({*run.operations["rank"].tolist(), *run.profiles["rank"].tolist()})
     rows = " and ".join(f"{number:,} {name}" for name, number in run.quality.measured_rows.items())
-    return Verdict(name=HEALTHY, summary=f"nothing stands out in the {rows} measured on {counted(len(ranks), 'rank')}")
+    summary = f"nothing stands out in the {rows} measured on {counted(len(ranks), 'rank')}"
+    if not run.operations.empty:
+        return Verdict(name=HEALTHY, summary=summary)
+    return Verdict(
+        name=HEALTHY,
+        summary=summary,
+        confidence=Confidence.MEDIUM,
+        evidence=("a profiler trace covers a few steps of one rank: what other steps and ranks did is not told",),
+    )

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from distdiag.analyzers import diagnose
 from distdiag.analyzers.performance.profiles import profiles_of
-from distdiag.importers import profiler
+from distdiag.findings import Confidence, Verdict
+from distdiag.importers import load, profiler
 from distdiag.importers._traces.device import timelines
 from distdiag.importers._traces.trace import read_trace
 from distdiag.run import Quality, measured
@@ -88,7 +90,8 @@ def test_what_communicates_is_told_by_its_name_or_by_what_it_says(
 
 def test_groups_that_kernels_name_are_told_apart(tmp_path: Path) -> None:
     trace = Trace().kernel("gemm", at=0, lasts=10)
-    trace.all_reduce(at=5, lasts=10, **{"Process Group Name": "1", "Process Group Description": "tp"})
+    tensor_parallel: dict[str, Any] = {"Process Group Name": "1", "Process Group Description": "tp"}
+    trace.all_reduce(at=5, lasts=10, **tensor_parallel)
     trace.all_reduce(at=20, lasts=10, stream=21)
 
     row = row_of(tmp_path, trace)
@@ -288,6 +291,71 @@ def test_a_step_in_which_the_ranks_have_different_numbers_of_collectives_is_left
 
 
 def test_sends_and_receives_are_not_compared(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, *job({0: 0, 1: 300}, **{"Collective name": "send"}))
+    sends: dict[str, Any] = {"Collective name": "send"}
+
+    rows = rows_of(tmp_path, *job({0: 0, 1: 300}, **sends))
 
     assert [row["waiting"] for row in rows] == [None, None]
+
+
+# ---- findings ---------------------------------------------------------------------------------------------------
+def verdict_of(directory: Path, *traces: Trace) -> Verdict:
+    for trace in traces:
+        trace.write(directory)
+    return diagnose(load(directory)).verdict
+
+
+def test_a_rank_that_computes_longer_in_every_step_is_named(tmp_path: Path) -> None:
+    verdict = verdict_of(tmp_path, *job({0: 0, 1: 0, 2: 150, 3: 0}))
+
+    assert (verdict.name, verdict.culprits, verdict.victims) == ("compute-straggler", (2,), (0, 1, 3))
+    assert verdict.summary.startswith("rank 2 computes 1.75x as long as its peers: 0.3 ms of kernels a step")
+
+
+def test_ranks_that_compute_alike_are_healthy(tmp_path: Path) -> None:
+    assert verdict_of(tmp_path, *job({0: 0, 1: 5, 2: 3, 3: 0})).name == "healthy"
+
+
+def test_a_rank_that_is_not_traced_may_be_the_slow_one(tmp_path: Path) -> None:
+    verdict = verdict_of(tmp_path, *job({0: 0, 1: 0, 2: 150, 3: 0})[1:])
+
+    assert verdict.name == "healthy"
+
+
+def test_a_rank_that_is_late_once_is_not_named(tmp_path: Path) -> None:
+    traces = job({0: 0, 1: 0})
+    slow = job({0: 0, 1: 400})
+    once = len(traces[0].events) // STEPS
+    for trace, late in zip(traces, slow, strict=True):
+        trace.events[once : 2 * once] = late.events[once : 2 * once]
+
+    assert verdict_of(tmp_path, *traces).name == "healthy"
+
+
+def bound(*, late: float = 0.0) -> list[Trace]:
+    """Two ranks that compute 200 us a step and transfer for 700, the second one perhaps late."""
+    traces = job({0: 0, 1: late})
+    for trace in traces:
+        for step in range(STEPS):
+            trace.all_reduce(at=step * STEP_US + 330 + late, lasts=600)
+    return traces
+
+
+def test_steps_of_transfers_that_nothing_hides_are_bound_by_communication(tmp_path: Path) -> None:
+    verdict = verdict_of(tmp_path, *bound())
+
+    assert (verdict.name, verdict.culprits) == ("communication-bound", ())
+    assert verdict.summary.startswith("71% of a step is communication that no computing hides, computing takes 20%")
+
+
+def test_waiting_for_a_late_rank_is_no_bound_of_the_network(tmp_path: Path) -> None:
+    verdict = verdict_of(tmp_path, *job({0: 0, 1: 700}))
+
+    assert (verdict.name, verdict.culprits) == ("compute-straggler", (1,))
+
+
+def test_a_healthy_verdict_on_traces_is_not_certain_of_the_rest_of_the_job(tmp_path: Path) -> None:
+    verdict = verdict_of(tmp_path, *job({0: 0, 1: 0}))
+
+    assert verdict.confidence is Confidence.MEDIUM
+    assert "what other steps and ranks did is not told" in verdict.evidence[0]
