@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from distdiag.analyzers._wording import counted, named, seconds, verb
 from distdiag.analyzers.investigation import investigate
 from distdiag.analyzers.investigation.incident import Absence, Incident, Unexplained
+from distdiag.analyzers.performance.job import KINDS
+from distdiag.analyzers.performance.what_if import why_not
 from distdiag.analyzers.summary.positions import newest_by_rank
 from distdiag.findings import Confidence, Finding, Severity
 from distdiag.run import Run
@@ -39,6 +41,12 @@ def analyze(run: Run) -> Iterator[Finding]:
     yield from _worlds(run)
     yield from _apart(run)
     yield from _lost(run)
+    if (reason := why_not(run)) is not None:
+        yield _finding(
+            f"the measured operations cannot be simulated: {reason}",
+            (f"{counted(len(run.operations), 'operation')} of {counted(run.operations['rank'].nunique(), 'worker')}",),
+            f"name operations as Megatron's timelines do: {', '.join(KINDS)}",
+        )
     records = (run.calls, run.steps, run.phases, run.faults, run.statuses)
     if not run.only_measured and all(frame.empty for frame in records):
         yield _finding(

@@ -4,7 +4,7 @@ The player knows nothing of the simulator it tests: each worker runs its schedul
 schedule says so.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,8 @@ FORWARD, BACKWARD = "forward-compute", "backward-compute"
 MESSAGE, GATHER, SCATTER, CLIP, OPTIMIZER, LAYERNORM, EMBEDDING = 0.001, 0.02, 0.04, 0.005, 0.01, 0.0004, 0.008
 """Seconds that operations take by themselves."""
 
+Pass = tuple[str, int, int]
+"""A forward or backward pass: which of both, microbatch, chunk."""
 Cost = Callable[[int, int, int, int], float]
 """Seconds of a forward pass of (step, data-parallel rank, stage, microbatch); a backward pass takes twice as long."""
 
@@ -34,6 +36,8 @@ class Shape:
     stages: int = 4
     microbatches: int = 8
     steps: int = 6
+    chunks: int = 1
+    """Parts of the model on each stage."""
     numbered: bool = True
     """Computations say which microbatch they are of."""
 
@@ -62,21 +66,31 @@ def write(frame: pd.DataFrame, path: Path, meta: Mapping[str, object] | None = N
     return path
 
 
-def schedule(stage: int, stages: int, microbatches: int) -> list[tuple[str, int]]:
-    """Return the computations of a stage in 1F1B order."""
-    warm = min(stages - 1 - stage, microbatches)
-    order = [(FORWARD, i) for i in range(warm)]
-    for i in range(microbatches - warm):
-        order += [(FORWARD, warm + i), (BACKWARD, i)]
-    return order + [(BACKWARD, i) for i in range(microbatches - warm, microbatches)]
+def schedule(stage: int, shape: Shape) -> list[Pass]:
+    """Return the computations of a stage in 1F1B order, with several chunks of the model the interleaved one."""
+    stages, chunks = shape.stages, shape.chunks
+    count = shape.microbatches * chunks
+
+    def virtual(op: str, number: int) -> Pass:
+        if chunks == 1:
+            return op, number, 0
+        chunk = number // stages % chunks
+        microbatch = number // (stages * chunks) * stages + number % stages
+        return op, microbatch, chunk if op == FORWARD else chunks - 1 - chunk
+
+    early = stages - 1 - stage if chunks == 1 else (stages - 1 - stage) * 2 + (chunks - 1) * stages
+    warm = min(early, count)
+    order = [virtual(FORWARD, number) for number in range(warm)]
+    for number in range(count - warm):
+        order += [virtual(FORWARD, warm + number), virtual(BACKWARD, number)]
+    return order + [virtual(BACKWARD, number) for number in range(count - warm, count)]
 
 
-def _step(cost: Cost, shape: Shape, step: int) -> Iterator[dict[str, object]]:
+def _step(cost: Cost, shape: Shape, step: int) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
 
-    def add(op: str, dp: int, stage: int, start: float, end: float, microbatch: int = -1) -> None:
-        number = microbatch if shape.numbered else -1
-        place = {"mc": 0 if number >= 0 else -1, "mb_id": number, "gmc": stage if number >= 0 else -1}
+    def add(op: str, dp: int, stage: int, start: float, end: float, microbatch: int = -1, chunk: int = -1) -> None:
+        known = shape.numbered and microbatch >= 0
         rows.append(
             {
                 "dp_rank": dp,
@@ -85,7 +99,9 @@ def _step(cost: Cost, shape: Shape, step: int) -> Iterator[dict[str, object]]:
                 "optype": op,
                 "start_ts": start,
                 "duration": end - start,
-                **place,
+                "mc": chunk if known else -1,
+                "mb_id": microbatch if known else -1,
+                "gmc": chunk * shape.stages + stage if known else -1,
             }
         )
 
@@ -95,34 +111,35 @@ def _step(cost: Cost, shape: Shape, step: int) -> Iterator[dict[str, object]]:
             add("params-all-gather", dp, stage, 0.0, GATHER)
         ready |= {(dp, stage): end for stage, end in enumerate(_computations(cost, shape, step, dp, add))}
     _tail(shape, ready, add)
-    yield from rows
+    return rows
 
 
 def _computations(cost: Cost, shape: Shape, step: int, dp: int, add: Callable[..., None]) -> list[float]:
     """Run the computations and messages of one pipeline; return when each stage has ended its last one."""
-    orders = [schedule(stage, shape.stages, shape.microbatches) for stage in range(shape.stages)]
+    orders = [schedule(stage, shape) for stage in range(shape.stages)]
     free, done = [GATHER] * shape.stages, [0] * shape.stages
     arrived: dict[tuple[str, int, int], float] = {}
     posted: dict[tuple[str, int], float] = {}
+    last = shape.stages * shape.chunks - 1
     while any(done[stage] < len(orders[stage]) for stage in range(shape.stages)):
         for stage, order in enumerate(orders):
             while done[stage] < len(order):
-                op, i = order[done[stage]]
-                towards = 1 if op == FORWARD else -1
-                first = stage == (0 if op == FORWARD else shape.stages - 1)
-                if not first and (op, i, stage) not in arrived:
+                op, i, chunk = order[done[stage]]
+                place = chunk * shape.stages + stage
+                first = place == (0 if op == FORWARD else last)
+                if not first and (op, i, place) not in arrived:
                     break
-                start = max(free[stage], 0.0 if first else arrived[op, i, stage])
-                seconds = cost(step, dp, stage, i) * (1 if op == FORWARD else 2)
-                free[stage] = end = start + seconds
-                add(op, dp, stage, start, end, i)
+                start = free[stage] if first else max(free[stage], arrived[op, i, place])
+                free[stage] = end = start + cost(step, dp, stage, i) * (1 if op == FORWARD else 2)
+                add(op, dp, stage, start, end, i, chunk)
                 done[stage] += 1
-                other = stage + towards
-                if 0 <= other < shape.stages:
-                    receive = posted.get((op, other), 0.0)
+                other = place + (1 if op == FORWARD else -1)
+                if 0 <= other <= last:
+                    to = other % shape.stages
+                    receive = posted.get((op, to), 0.0)
                     met = max(end, receive) + MESSAGE
                     add(op.replace("compute", "send"), dp, stage, end, met)
-                    add(op.replace("compute", "recv"), dp, other, receive, met)
+                    add(op.replace("compute", "recv"), dp, to, receive, met)
                     arrived[op, i, other] = met
                 posted[op, stage] = end
     return free

@@ -68,7 +68,10 @@ class Job:
 
 
 def job_of(operations: pd.DataFrame) -> Job | None:
-    """Return the operations of a run, every step of which holds the same ones on all data-parallel ranks."""
+    """Return the operations of a run, every step of which holds the same ones on all data-parallel ranks.
+
+    None where no kind of operation is understood.
+    """
     known = operations["op"].isin(KINDS)
     other = tuple(sorted(map(str, operations.loc[~known, "op"].unique())))
     rows = operations[known] if other else operations
@@ -80,8 +83,6 @@ def job_of(operations: pd.DataFrame) -> Job | None:
     keys = pd.DataFrame({"op": rows["op"].astype("category").cat.codes, "seq": rows["seq"], "stage": stage})
     node = keys.groupby(["op", "seq", "stage"]).ngroup().to_numpy()
     shape = (int(node.max()) + 1, len(dp), len(steps))
-    if len(rows) != np.prod(shape):
-        return None
     start, end = np.empty(shape), np.empty(shape)
     begun = rows["start_ns"].to_numpy()
     start[node, worker, step] = begun * NANO

@@ -33,6 +33,7 @@ _MERGED = {
     job.BACKWARD_RECV: BACKWARD_MESSAGES,
 }
 NOTHING_LOST_SECONDS = 1e-9
+MOST_NAMES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,26 +94,40 @@ class WhatIf:
         return self.fixed_stages[self.job.stages[-1]] if len(self.job.stages) > 1 else None
 
 
-_answers: weakref.WeakKeyDictionary[Run, WhatIf | None] = weakref.WeakKeyDictionary()
-"""Several analyzers and the summary ask; the answer lives as long as its run."""
+_answers: weakref.WeakKeyDictionary[Run, WhatIf | str | None] = weakref.WeakKeyDictionary()
+"""Several analyzers and the summary ask; the answer, or why there is none, lives as long as its run."""
 
 
 def what_if(run: Run) -> WhatIf | None:
     """Return the simulations of a run; None where its operations are not known or make no sense together."""
+    answer = _answer(run)
+    return answer if isinstance(answer, WhatIf) else None
+
+
+def why_not(run: Run) -> str | None:
+    """Return why operations that were measured cannot be simulated; None where they can, or there are none."""
+    answer = _answer(run)
+    return answer if isinstance(answer, str) else None
+
+
+def _answer(run: Run) -> WhatIf | str | None:
     if run not in _answers:
-        _answers[run] = _simulated(run)
+        _answers[run] = _simulated(run) if len(run.operations) else None
     return _answers[run]
 
 
-def _simulated(run: Run) -> WhatIf | None:
-    of = job_of(run.operations) if len(run.operations) else None
-    graph = graph_of(of) if of is not None else None
-    if of is None or graph is None:
-        return None
+def _simulated(run: Run) -> WhatIf | str:
+    of = job_of(run.operations)
+    if of is None:
+        names = ", ".join(sorted(map(str, run.operations["op"].unique()))[:MOST_NAMES])
+        return f"none of the kinds of operations is understood: {names}"
+    graph = graph_of(of)
+    if graph is None:
+        return "operations wait for one another in a circle: are sequence numbers and start times right?"
     work = work_of(of, graph)
     usual = usual_of(of, work)
     if ideal_seconds(graph, usual) <= NOTHING_LOST_SECONDS:
-        return None
+        return "the operations take no time"
     return _Simulations(of, graph, work, usual).answer()
 
 

@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from distdiag.reporters import words
-from distdiag.reporters._lines import BLANK, Line, Span, hang_all, table
+from distdiag.reporters._lines import BLANK, GAP, Line, Span, hang_all, table, wrap
 
 LABEL = 15
 MOST_FIXES = 6
 LEAST_GAIN = 0.005
 """What gives less is not worth a row."""
-MOST_COLUMNS = 16
+INDENT = 2
 MOST_ROWS = 16
 STANDS_OUT = 1.1
 LONG_SECONDS = 100
@@ -56,11 +56,8 @@ def _fixes(told: Mapping[str, Any], width: int) -> list[Line]:
     if not fixes:
         return []
     rows = [("at its usual pace", "a step takes", "gain", "ranks")]
-    rows += [
-        (fix["what"], _time(fix["step_seconds"]), f"{fix['gain']:.1%}", words.fold(fix["ranks"]))
-        for fix in fixes
-    ]
-    return [BLANK, *table(rows, indent=2, width=width, styles=["dim", *("" for _ in fixes)])]
+    rows += [(fix["what"], _time(fix["step_seconds"]), f"{fix['gain']:.1%}", words.fold(fix["ranks"])) for fix in fixes]
+    return [BLANK, *table(rows, indent=INDENT, width=width, styles=["dim", *("" for _ in fixes)])]
 
 
 def _heat_map(told: Mapping[str, Any], width: int) -> list[Line]:
@@ -69,14 +66,17 @@ def _heat_map(told: Mapping[str, Any], width: int) -> list[Line]:
     if told["stages"] * told["data_parallel_ranks"] < 2 or told["slowdown"] < STANDS_OUT:
         return []
     names = list(told["by_data_parallel_rank"])
-    columns = sorted(sorted(range(len(names)), key=lambda c: (-max(row[c] for row in numbers), c))[:MOST_COLUMNS])
+    room = (width - INDENT - len("stage")) // (max(len(f"dp {name}") for name in names) + GAP)
+    slowest = sorted(range(len(names)), key=lambda column: (-max(row[column] for row in numbers), column))
+    columns = sorted(slowest[: max(1, room)])
     shown = list(zip(told["by_stage"], numbers, strict=True))[:MOST_ROWS]
     rows = [("stage", *(f"dp {names[column]}" for column in columns))]
     rows += [(str(stage), *(f"{row[column]:.2f}" for column in columns)) for stage, row in shown]
     styles = ["dim", *_styles(row for _, row in shown)]
     of = f", the {len(columns)} slowest columns of {len(names)}" if len(columns) < len(names) else ""
-    title = (Span(f"  slowdown of each worker: its stage or its data-parallel rank alone, the lesser{of}", "dim"),)
-    return [BLANK, title, *table(rows, indent=2, width=width, styles=styles)]
+    title = f"slowdown of each worker: its stage or its data-parallel rank alone, the lesser{of}"
+    titles = [(Span(" " * INDENT), Span(line, "dim")) for line in wrap(title, width - INDENT)]
+    return [BLANK, *titles, *table(rows, indent=INDENT, width=width, styles=styles)]
 
 
 def _styles(rows: Iterable[list[float]]) -> list[str]:
