@@ -54,15 +54,16 @@ def mapping_notes(layout: Layout, values: Mapping[str, object]) -> list[str]:
     grouped = _grouped(layout, values)
     without = sorted(grouped - with_state)
     if without:
-        notes.append(f"{_some(without)} of {len(grouped)} parameters have no optimizer state: were they trained?")
+        notes.append(f"{_have(without, len(grouped))} no optimizer state: frozen, or never trained?")
     most = {slot for slot, have in slots.items() if len(have) * 2 > len(with_state)}
     for slot in sorted(most):
         lacking = sorted(with_state - slots[slot])
         if lacking:
-            notes.append(f"{_some(lacking)} of {len(with_state)} parameters have optimizer state, but no {slot}")
+            notes.append(f"{_have(lacking, len(with_state))} optimizer state, but no {slot}")
     strangers = sorted(parameter for parameter in with_state if not _is_in_model(parameter, layout))
     if strangers and len(strangers) < len(with_state):
-        notes.append(f"optimizer state of {_some(strangers)} belongs to no tensor of the model")
+        first = f"{strangers[0]}, the first of {len(strangers)}," if len(strangers) > 1 else strangers[0]
+        notes.append(f"optimizer state of {first} belongs to no tensor of the model")
     return notes
 
 
@@ -98,8 +99,10 @@ def _is_in_model(parameter: str, layout: Layout) -> bool:
     return any(name.endswith(parameter) and STATE not in _path(layout, name) for name in layout.tensors)
 
 
-def _some(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{len(names)} (first {names[0]})"
+def _have(names: list[str], of: int) -> str:
+    if len(names) == 1:
+        return f"parameter {names[0]}, one of {of}, has"
+    return f"{len(names)} of {of} parameters, first {names[0]}, have"
 
 
 def _few(what: list[int] | list[str]) -> str:
