@@ -243,14 +243,16 @@ class Batch(Event, kw_only=True, tag="batch"):
     """Number of the loader's iterator in this process."""
     exhausted: bool = False
     samples: int | None = None
-    digest: int | None = None
-    """32-bit digest of the sample ids in order, or of the first bytes of the batch where samples have no ids."""
-    content: bool = False
-    """The digest is of the batch's first bytes."""
+    trained: bool = False
+    """In begins: a backward happened since the batch before came."""
     ids: list[int] = []
-    """Sample ids, as the sampler gave them; ids that are no whole numbers as 32-bit digests."""
+    """Sample ids in their order, as the sampler gave them; ids that are no whole numbers as 32-bit digests."""
     thinned: int = 0
-    """Of large batches only the ids that ``kept`` of the loader hooks keeps: about 1 of 2 to this power."""
+    """Of large batches only the ids that ``distdiag.thinning`` keeps: about 1 of 2 to this power."""
+    contents: list[int] = []
+    """32-bit digests of some values of each of these samples."""
+    fields: list[int] = []
+    """32-bit digests of some values of the batch, one for each of its first tensors."""
     tokens: int | None = None
     """Positions that are no padding, where the batch has an attention mask."""
     positions: int | None = None
