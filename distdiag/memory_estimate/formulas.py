@@ -1,0 +1,137 @@
+"""How each item of an estimate comes about, in words that can be checked by hand, and where it is from."""
+
+from dataclasses import dataclass
+
+from distdiag.memory_estimate.layout import Layout, Sharding
+from distdiag.memory_estimate.ledger import Item
+from distdiag.memory_estimate.model import Model
+from distdiag.memory_estimate.pipeline import Stage
+from distdiag.memory_estimate.tape import tape, widths
+from distdiag.memory_estimate.training import FP32, Loss, Recompute, Training
+
+KORTHIKANTI = "Korthikanti et al. 2022, section 4"
+ZERO = "Rajbhandari et al. 2020 (ZeRO), section 3"
+FSDP2 = "torch fully_shard"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What an estimate is made for."""
+
+    model: Model
+    layout: Layout
+    training: Training
+
+
+def count(number: float) -> str:
+    """Write a number of parameters or elements: ``8.03 B``, ``131 M``."""
+    for size, unit in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"
+
+
+def formula(item: Item, size: int, stage: Stage, setting: Setting) -> str:
+    """Return how the bytes of an item come about on a rank of ``stage``."""
+    training, layout = setting.training, setting.layout
+    precision = training.precision
+    master = precision.master if layout.sharding is Sharding.FSDP else 0
+    per_element = {
+        Item.PARAMETERS: master or precision.parameter,
+        Item.MASTER: precision.master,
+        Item.GRADIENTS: master or precision.gradient,
+        Item.GATHERED: precision.compute,
+        Item.PREFETCHED: precision.compute,
+        Item.UNIT_GRADIENTS: precision.compute,
+        Item.CASTS: precision.compute,
+    }
+    if item in per_element:
+        bytes_each = per_element[item]
+        return f"{bytes_each} bytes · {count(size / bytes_each)}{_cut(item, layout)}"
+    logits = f"s·b·V{_over('t', layout.tensor)}"
+    whole = {
+        Item.MOMENTS: f"{training.optimizer.name}: {training.optimizer.formula}{_cut(item, layout)}",
+        Item.ACTIVATIONS: _activations(stage, setting),
+        Item.SCORES: f"of a·s²·b{_over('t', layout.tensor)} each, in {len(stage.blocks)} layers",
+        Item.LOGITS: f"{logits} · {FP32 if training.loss is Loss.FUSED else FP32 + precision.compute} bytes",
+        Item.LOGIT_GRADIENTS: f"{logits}, gradients beside what was saved",
+        Item.ATTENTION_TEMPORARIES: "gradients of scores, and what one attention computes again",
+        Item.TEMPORARIES: "gradients of activations and weights in the step that is fullest",
+        Item.BUCKETS: _buckets(layout),
+        Item.BORDERS: f"s·b·h at the stage's borders, {layout.micro_batches} micro-batches",
+        Item.STEP: f"{training.optimizer.temporaries} tensors beside the states ({training.optimizer.step})",
+        Item.CONTEXT: "as given, or assumed for the device",
+        Item.FRAGMENTATION: f"{training.fragmentation:.1%} of all tensors",
+    }
+    return whole[item]
+
+
+def source(item: Item, setting: Setting) -> str:
+    """Return who says so."""
+    training, layout = setting.training, setting.layout
+    sharded = FSDP2 if layout.sharding is Sharding.FSDP else ZERO
+    return {
+        Item.PARAMETERS: training.precision.why,
+        Item.MASTER: ZERO,
+        Item.MOMENTS: training.optimizer.source,
+        Item.GRADIENTS: training.precision.why,
+        Item.GATHERED: sharded,
+        Item.PREFETCHED: sharded,
+        Item.UNIT_GRADIENTS: sharded,
+        Item.BUCKETS: "torch DistributedDataParallel" if layout.sharding.stage == 0 else sharded,
+        Item.BORDERS: "torch.distributed.pipelining",
+        Item.CASTS: "torch.autocast's cache",
+        Item.ACTIVATIONS: KORTHIKANTI if training.recompute is not Recompute.FULL else "Chen et al. 2016",
+        Item.SCORES: KORTHIKANTI,
+        Item.LOGITS: f"{KORTHIKANTI}; torch cross_entropy" if training.loss is Loss.STANDARD else KORTHIKANTI,
+        Item.LOGIT_GRADIENTS: "torch cross_entropy",
+        Item.ATTENTION_TEMPORARIES: "torch autograd",
+        Item.TEMPORARIES: "torch autograd",
+        Item.STEP: training.optimizer.source,
+        Item.CONTEXT: "assumption; see --context-gib",
+        Item.FRAGMENTATION: "assumption; see --fragmentation",
+    }[item]
+
+
+def _over(name: str, size: int) -> str:
+    return f"/{name}" if size > 1 else ""
+
+
+def _cut(item: Item, layout: Layout) -> str:
+    """Say by what the model was cut to come to a rank's part."""
+    stage = {Item.PARAMETERS: 3, Item.GRADIENTS: 2, Item.MASTER: 1, Item.MOMENTS: 1}.get(item, 4)
+    cuts = [
+        f"{name} {size}"
+        for name, size, applies in (
+            ("shards", layout.shards, layout.sharding.stage >= stage),
+            ("TP", layout.tensor, True),
+            ("PP", layout.pipeline, item in (Item.PARAMETERS, Item.GRADIENTS, Item.MASTER, Item.MOMENTS)),
+            ("EP", layout.expert, True),
+        )
+        if applies and size > 1
+    ]
+    return f" ({', '.join(cuts)})" if cuts else ""
+
+
+def _activations(stage: Stage, setting: Setting) -> str:
+    model, layout, training = setting.model, setting.layout, setting.training
+    if not model.hidden or not stage.blocks:
+        return "as measured on the meta device"
+    size = widths(training, layout)
+    one = tape(stage.blocks[-1], model, layout, training)
+    plane = size.tokens * model.hidden
+    of_one = (one.saved - sum(step.scores for step in one.steps)) / plane
+    held = f"{len(stage.blocks) // stage.chunks} layers"
+    if stage.in_flight > 1:
+        held += f" · {stage.in_flight} in flight"
+    if training.recompute is Recompute.FULL:
+        return f"{held} · s·b·h · {one.stream / plane:.3g} bytes, and one layer · s·b·h · {of_one:.3g}"
+    return f"{held} · s·b·h · {of_one:.3g} bytes, s·b·h = {count(plane)}"
+
+
+def _buckets(layout: Layout) -> str:
+    return {
+        Sharding.DDP: "a copy of all gradients in DDP's buckets",
+        Sharding.ZERO_1_TENSORS: "a copy of all gradients in DDP's buckets",
+        Sharding.FSDP: "input of a reduce-scatter: one unit's gradients",
+    }.get(layout.sharding, "a bucket of up to 5e8 gradients (DeepSpeed's default)")

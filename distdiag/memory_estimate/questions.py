@@ -1,0 +1,132 @@
+"""The questions in the order in which a layout is found: the model, a layer, the topology, memory or throughput."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+
+from distdiag.errors import DistdiagError
+from distdiag.memory_estimate import sharding
+from distdiag.memory_estimate.estimate import Estimate, estimate
+from distdiag.memory_estimate.layout import Layout, Sharding
+from distdiag.memory_estimate.tape import tape
+from distdiag.memory_estimate.traffic import sent_bytes
+from distdiag.memory_estimate.training import Recompute, Training
+
+GIB = 1 << 30
+
+
+def gib(size: float) -> str:
+    """Write bytes in GiB, or MiB and KiB where they are few."""
+    if size >= GIB:
+        return f"{size / GIB:.3g} GiB" if size < 1000 * GIB else f"{size / GIB:,.0f} GiB"
+    return f"{size / (1 << 20):.3g} MiB" if size >= 1 << 20 else f"{size / 1024:.3g} KiB"
+
+
+def answers(base: Estimate, device_bytes: int | None, per_node: int) -> Mapping[str, str]:
+    """Return the answer to each question; ``per_node`` devices share the fast links."""
+    return {
+        "Does the model fit?": _model(base, device_bytes),
+        "Does a layer fit?": _layer(base, device_bytes),
+        "What topology?": _topology(base, per_node),
+        "Memory or throughput?": _throughput(base, device_bytes),
+    }
+
+
+def _model(base: Estimate, device_bytes: int | None) -> str:
+    model = base.model
+    inside = (weight for block in model.blocks for weight in block.weights)
+    whole = sharding.held([*model.embedding, *model.final, *inside], Layout(), base.training).total
+    each = f"{gib(whole / base.layout.world)} on each of {base.layout.world} ranks if all of them are sharded"
+    here = f"{gib(base.worst.states_bytes)} with this layout"
+    answer = f"model states are {gib(whole)} on one device, {each}, {here}"
+    if device_bytes is None:
+        return answer
+    if whole <= device_bytes:
+        return f"yes, on one device: {answer}"
+    if whole / base.layout.world <= device_bytes:
+        return f"yes, sharded: {answer}; a device has {gib(device_bytes)}"
+    return f"no, not on {base.layout.world} ranks: {answer}; a device has {gib(device_bytes)}"
+
+
+def _layer(base: Estimate, device_bytes: int | None) -> str:
+    model, layout, training = base.model, base.layout, base.training
+    sizes = []
+    for block in {id(each): each for each in model.blocks}.values():
+        weights = sharding.total(block.weights, layout) * training.precision.compute
+        sizes.append((2 * weights + tape(block, model, layout, training).saved, weights))
+    size, weights = max(sizes)
+    parts = f"{gib(weights)} of weights, as much of gradients"
+    if training.sequence:
+        parts += f", {gib(size - 2 * weights)} of activations"
+    answer = f"the largest layer takes {gib(size)} while it computes: {parts}"
+    if device_bytes is None:
+        return answer
+    if size <= device_bytes:
+        return f"yes: {answer}"
+    return f"no: {answer}; cut it with --tp, or the sequence with --cp, for sharding the data does not help"
+
+
+def _topology(base: Estimate, per_node: int) -> str:
+    layout = base.layout
+    sent = sent_bytes(base.model, layout, base.training)
+    if not sent:
+        return "one rank sends nothing"
+    size = 1
+    within: list[str] = []
+    across: list[str] = []
+    for name, ranks in (
+        ("tensor", layout.tensor),
+        ("context", layout.context),
+        ("data", layout.data),
+        ("pipeline", layout.pipeline),
+    ):
+        size *= ranks
+        if name in sent:
+            (within if size <= per_node else across).append(f"{name} {gib(sent[name])}")
+    if "expert" in sent:  # experts lie across data and context
+        beyond = layout.tensor * layout.expert > per_node
+        (across if beyond else within).append(f"expert {gib(sent['expert'])}")
+    told = [f"within a node of {per_node}: {', '.join(within)}"] if within else []
+    told += [f"between nodes: {', '.join(across)}"] if across else []
+    if layout.tensor > per_node:
+        told.append(f"tensor parallel {layout.tensor} leaves the node: it sends in every layer, keep it inside")
+    return "a rank sends in a step " + "; ".join(told)
+
+
+def _throughput(base: Estimate, device_bytes: int | None) -> str:
+    if device_bytes is None:
+        return "say --device-gib for what would fit"
+    room = device_bytes - base.worst.total_bytes
+    if room < 0:
+        return f"memory: {gib(-room)} are missing"
+    spent = [name for name, layout, training in _luxuries(base) if _fits(base, layout, training, device_bytes)]
+    answer = f"{gib(room)} are free"
+    if not spent:
+        return f"neither is in the way: {answer}, and what would be faster does not fit"
+    return f"throughput: {answer}, enough for {' or '.join(spent)}"
+
+
+def _luxuries(base: Estimate) -> Iterator[tuple[str, Mapping[str, object], Mapping[str, object]]]:
+    """What costs memory and makes a step faster."""
+    layout, training = base.layout, base.training
+    if training.recompute is not Recompute.NONE and training.sequence:
+        yield "no recomputation", {}, {"recompute": Recompute.NONE}
+    if layout.sharding.stage == 3:
+        if layout.reshard_after_forward:
+            yield "keeping parameters gathered after the forward", {"reshard_after_forward": False}, {}
+        yield "sharding states and gradients alone (ZeRO-2)", {"sharding": Sharding.ZERO_2}, {}
+    if training.sequence:
+        yield f"a micro-batch of {2 * training.micro_batch}", {}, {"micro_batch": 2 * training.micro_batch}
+    if layout.tensor > 1:
+        halved = {"tensor": layout.tensor // 2, "data": layout.data * 2}
+        alone = {"sequence_parallel": False} if layout.tensor == 2 else {}
+        yield f"tensor parallel {layout.tensor // 2}", {**halved, **alone}, {}
+
+
+def _fits(base: Estimate, layout: Mapping[str, object], training: Mapping[str, object], device_bytes: int) -> bool:
+    make: Callable[..., Layout] = dataclasses.replace
+    alter: Callable[..., Training] = dataclasses.replace
+    try:
+        new = estimate(base.model, make(base.layout, **layout), alter(base.training, **training))
+    except DistdiagError:
+        return False
+    return new.worst.total_bytes <= device_bytes

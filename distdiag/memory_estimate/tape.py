@@ -1,0 +1,249 @@
+"""What the operations of a block keep for their backward, and what their backwards make.
+
+A block is a list of steps in the order of its forward. Walking them backwards, each makes the gradient of its
+input and of its weights while its output's gradient and what it saved still live; then it lets both go. The sizes
+are those of Korthikanti et al. 2022, section 4 (``s·b·h·(34 + 5·a·s/h)`` in 16-bit with dropout), taken apart
+into single tensors so that grouped queries, gated and routed MLPs and other number formats follow from them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from distdiag.memory_estimate.layout import Layout
+from distdiag.memory_estimate.model import Attention, Block, Mlp, Model
+from distdiag.memory_estimate.training import FP32, AttentionKind, Recompute, Training
+
+MASK = 1
+"""Bytes of an element of a dropout mask."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One operation of a block, in bytes of one micro-batch on one rank."""
+
+    name: str
+    saved: int = 0
+    """Kept for the backward; statistics of norms and of attention's softmax are in ``statistics``."""
+    statistics: int = 0
+    scores: int = 0
+    """Saved matrices of attention scores."""
+    output: int
+    """Gradient of the output, which the step's backward lets go."""
+    input: int
+    """Gradient of the input, which it makes."""
+    weights: tuple[str, ...] = ()
+    """Prefixes of the names of the weights whose gradients it makes."""
+    scratch: int = 0
+    """Lives during the step's backward alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tape:
+    """A block's two branches, each of which the residual stream goes around."""
+
+    branches: tuple[tuple[Step, ...], ...]
+    stream: int
+    """The residual stream, which is also what full recomputation keeps of a block."""
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Return the steps in the order of the forward."""
+        return tuple(step for branch in self.branches for step in branch)
+
+    @property
+    def saved(self) -> int:
+        """Return the bytes that a block keeps, all counted."""
+        return sum(step.saved + step.statistics + step.scores for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Widths:
+    """Bytes of one micro-batch, a column wide: on this rank's part of the sequence, and where it is gathered."""
+
+    tokens: int
+    """Tokens that the rank's matrices see: the sequence over the context-parallel ranks, times the samples."""
+    part: int
+    """Tokens of the residual stream: fewer with sequence parallelism."""
+    kept: int
+    """Tokens of the input of linear layers that are kept."""
+    bytes: int
+    length: int
+    """Tokens of one sample on this rank."""
+    whole: int
+    """Tokens of one sample on all ranks."""
+
+
+def widths(training: Training, layout: Layout) -> Widths:
+    """Return how many tokens a rank works on."""
+    length = training.sequence // layout.context
+    tokens = length * training.micro_batch
+    part = -(-tokens // layout.tensor) if layout.sequence_parallel else tokens
+    return Widths(
+        tokens=tokens,
+        part=part,
+        kept=tokens if training.keeps_gathered_sequence else part,
+        bytes=training.precision.compute,
+        length=length,
+        whole=training.sequence,
+    )
+
+
+def tape(block: Block, model: Model, layout: Layout, training: Training) -> Tape:
+    """Return the steps of a block; one of which only the measured total is known has a single step."""
+    size = widths(training, layout)
+    stream = size.part * size.bytes * model.hidden
+    if block.attention is None or block.mlp is None or not training.sequence:
+        whole = Step(name="block", saved=block.measured_bytes or 0, output=stream, input=stream, weights=("",))
+        return Tape(branches=((whole,),), stream=stream)
+    return Tape(
+        branches=(
+            _attention(block.attention, model, layout, training, size),
+            _mlp(block.mlp, model, layout, training, size),
+        ),
+        stream=stream,
+    )
+
+
+def _norm(name: str, model: Model, size: Widths, output: int) -> Step:
+    return Step(
+        name=name,
+        saved=size.part * size.bytes * model.hidden,
+        statistics=model.norm_statistics * FP32 * size.part,
+        output=output,
+        input=size.part * size.bytes * model.hidden,
+        weights=(f"{name}.",),
+    )
+
+
+def _dropout(name: str, model: Model, size: Widths) -> Sequence[Step]:
+    if not model.dropout:
+        return ()
+    elements = size.part * model.hidden
+    return (Step(name=name, saved=elements * MASK, output=elements * size.bytes, input=elements * size.bytes),)
+
+
+def _attention(
+    attention: Attention, model: Model, layout: Layout, training: Training, size: Widths
+) -> tuple[Step, ...]:
+    gathered = size.tokens * size.bytes * model.hidden
+    query = size.tokens * size.bytes * attention.query_width // layout.tensor
+    # Fewer key heads than ranks: each rank holds a copy of the head that its queries need.
+    pair = 2 * size.tokens * size.bytes * max(attention.kv_width // layout.tensor, attention.head_size)
+    stream = size.part * size.bytes * model.hidden
+    return (
+        _norm("norm1", model, size, gathered),
+        Step(
+            name="query, key, value",
+            saved=size.kept * size.bytes * model.hidden,
+            output=query + pair,
+            input=gathered,
+            weights=("query.", "key.", "value."),
+        ),
+        *_core(attention, model, layout, training, size, query, pair),
+        Step(
+            name="attention output",
+            saved=query if training.attention is AttentionKind.EAGER else 0,  # flash attention keeps it itself
+            output=stream,
+            input=query,
+            weights=("out.",),
+        ),
+        *_dropout("attention dropout", model, size),
+    )
+
+
+def _core(
+    attention: Attention, model: Model, layout: Layout, training: Training, size: Widths, query: int, pair: int
+) -> tuple[Step, ...]:
+    """Scores, softmax and weighted values, or all of it as one fused operation."""
+    ring = 2 * pair if layout.context > 1 else 0  # the neighbour's keys and values, and their gradients
+    heads = attention.heads // layout.tensor
+    if training.attention is AttentionKind.FLASH:
+        statistics = FP32 * heads * size.tokens
+        saved = query + pair + query
+        return (
+            Step(
+                name="attention",
+                saved=saved,
+                statistics=statistics,
+                output=query,
+                input=query + pair,
+                scratch=ring,
+            ),
+        )
+    elements = heads * size.tokens * size.whole
+    matrix = elements * size.bytes
+    scores = elements * (2 * size.bytes + MASK) if model.dropout else matrix
+    if training.recompute is Recompute.SELECTIVE:
+        return (
+            Step(
+                name="attention",
+                saved=query + pair,
+                output=query,
+                input=query + pair,
+                scratch=ring + scores + 2 * matrix,
+            ),
+        )
+    return (
+        Step(
+            name="attention scores",
+            saved=query + pair // 2,
+            output=matrix,
+            input=query + pair // 2,
+            scratch=ring,
+        ),
+        Step(name="attention softmax", scores=scores, output=matrix, input=matrix),
+        Step(name="attention values", saved=pair // 2, output=query, input=matrix + pair // 2),
+    )
+
+
+def _mlp(mlp: Mlp, model: Model, layout: Layout, training: Training, size: Widths) -> tuple[Step, ...]:
+    norm = _norm("norm2", model, size, size.tokens * size.bytes * model.hidden)
+    dropout = _dropout("MLP dropout", model, size)
+    if not mlp.experts:
+        return (norm, *_feed_forward("MLP", "", mlp.width, mlp.gated, model, layout, size, size.tokens), *dropout)
+    routed = size.tokens * mlp.per_token
+    stream = size.tokens * size.bytes * model.hidden
+    copies = routed * size.bytes * model.hidden
+    router = Step(
+        name="router",
+        saved=size.kept * size.bytes * model.hidden + FP32 * size.tokens * mlp.experts,
+        output=copies,
+        input=stream,
+        weights=("router.",),
+    )
+    combine = Step(name="experts' outputs", saved=copies, output=stream, input=copies)
+    shared = (
+        _feed_forward("shared MLP", "shared.", mlp.shared_width, mlp.gated, model, layout, size, size.tokens)
+        if mlp.shared_width
+        else ()
+    )
+    experts = _feed_forward("experts", "", mlp.width, mlp.gated, model, layout, size, routed)
+    return (norm, *shared, router, *experts, combine, *dropout)
+
+
+def _feed_forward(
+    name: str, prefix: str, width: int, gated: bool, model: Model, layout: Layout, size: Widths, tokens: int
+) -> tuple[Step, ...]:
+    """Up, activation, down; a gated one keeps both projections, the activated gate and the product."""
+    inner = tokens * size.bytes * width // layout.tensor
+    stream = size.part * tokens // size.tokens * size.bytes * model.hidden
+    gathered = tokens * size.bytes * model.hidden
+    projections = 2 if gated else 1
+    return (
+        Step(
+            name=f"{name} up",
+            saved=size.kept * tokens // size.tokens * size.bytes * model.hidden,
+            output=projections * inner,
+            input=gathered,
+            weights=(f"{prefix}up.", f"{prefix}gate."),
+        ),
+        *(
+            (
+                Step(name=f"{name} activation", saved=inner, output=inner, input=inner),
+                Step(name=f"{name} gate", saved=2 * inner, output=inner, input=2 * inner),
+            )
+            if gated
+            else (Step(name=f"{name} activation", saved=inner, output=inner, input=inner),)
+        ),
+        Step(name=f"{name} down", saved=inner, output=stream, input=inner, weights=(f"{prefix}down.",)),
+    )
