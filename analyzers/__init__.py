@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from distdiag.analyzers import (
+    checkpoint_corrupt,
+    checkpoint_incomplete,
+    checkpoint_unverified,
     communication_bound,
     compute_straggler,
     data_starvation,
@@ -105,6 +108,9 @@ ANALYZERS: tuple[Analyzer, ...] = (
     missing_gradient_sync,
     uneven_batches,
     skipped_steps,
+    checkpoint_incomplete,
+    checkpoint_corrupt,
+    checkpoint_unverified,
 )
 
 

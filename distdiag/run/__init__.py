@@ -28,6 +28,7 @@ from distdiag.run.measurements import (
     no_profiles,
 )
 from distdiag.run.quality import Quality
+from distdiag.run.saved import checkpoints_frame, no_checkpoints
 from distdiag.run.window import Part, parts_of, window_bytes
 
 __all__ = [
@@ -86,6 +87,8 @@ class Run:
     quality: Quality
     files: tuple[Path, ...] = ()
     file_ranks: tuple[int, ...] = ()
+    checkpoints: pd.DataFrame = field(default_factory=no_checkpoints)
+    """One row per sharded checkpoint that was saved, the oldest first."""
     operations: pd.DataFrame = field(default_factory=no_operations)
     """One row per operation that another tool measured."""
     profiles: pd.DataFrame = field(default_factory=no_profiles)
@@ -137,6 +140,7 @@ def load(path: Path) -> Run:
         quality=quality,
         files=tuple(log.path for process in launch.members.values() for log in process.files),
         file_ranks=tuple(rank for rank, process in launch.members.items() for _ in process.files),
+        checkpoints=checkpoints_frame(content.frames["phases"]),
         engine=engine,
         **content.frames,
     )
