@@ -18,6 +18,7 @@ from distdiag.analyzers import (
     data_starvation,
     device_stuck,
     dtype_mismatch,
+    duplicate_samples,
     gc_pause,
     group_creation_stuck,
     group_mismatch,
@@ -49,6 +50,7 @@ from distdiag.analyzers import (
     token_imbalance,
     transport_stuck,
     uneven_batches,
+    unsynchronised_seeds,
 )
 from distdiag.analyzers.slowness.judged import settled
 from distdiag.analyzers.summary.performance import performance
@@ -106,8 +108,10 @@ ANALYZERS: tuple[Analyzer, ...] = (
     replica_desync,
     loss_scale_divergence,
     missing_gradient_sync,
+    duplicate_samples,
     uneven_batches,
     skipped_steps,
+    unsynchronised_seeds,
     checkpoint_incomplete,
     checkpoint_corrupt,
     checkpoint_unverified,

@@ -46,7 +46,8 @@ def content_facts(batch: Any, facts: dict[str, Any]) -> dict[str, Any]:
 
 def token_facts(batch: Any) -> dict[str, int]:
     """Return numbers of tokens and positions where a batch has an attention mask or input ids."""
-    mask, ids = (batch[name] if name in batch else None for name in ("attention_mask", "input_ids"))
+    mask: Any = batch["attention_mask"] if "attention_mask" in batch else None  # noqa: SIM401 - not all have a get
+    ids: Any = batch["input_ids"] if "input_ids" in batch else None  # noqa: SIM401
     if _is_readable(mask) and mask.ndim == 2 and not mask.is_floating_point():
         lengths = mask.sum(1)
         return {

@@ -184,7 +184,8 @@ def test_digests_tell_samples_apart_and_agree_on_equal_ones(recorded: Recording)
 
 def test_no_value_of_a_batch_is_written(recorded: Recording) -> None:
     secret = 987654321987
-    loader: Any = DataLoader([torch.tensor([secret, secret])], batch_size=1)
+    samples: Any = [torch.tensor([secret, secret])]
+    loader: Any = DataLoader(samples, batch_size=1)
 
     list(loader)
 
@@ -246,7 +247,7 @@ def test_batch_says_whether_the_one_before_was_trained_on(recorded: Recording) -
 
     for number, _ in enumerate(loader):
         if number < 2:
-            weight.sum().backward()
+            torch.autograd.backward(weight.sum())
 
     begun = [each.trained for each in recorded.log.of(events.Batch) if each.edge == "begin"]
     assert begun[1:] == [True, True, False, False]
