@@ -40,7 +40,7 @@ def deaths(job: Job) -> Iterator[Condition]:
         summary=summary,
         ranks=awaited or tuple(sorted(state.rank for state in origins)),
         evidence=(
-            *(f"rank {rank} {doing_of(job, job.ranks[rank])}" for rank in awaited[:2] if rank in job.ranks),
+            *(f"rank {rank} {doing_of(job.ranks[rank])}" for rank in awaited[:2] if rank in job.ranks),
             *(_how(job, state) for state in (*origins, *gave_up)[:6]),
         ),
         confirm_seconds=CONFIRM_SECONDS,

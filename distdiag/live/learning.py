@@ -46,6 +46,8 @@ def _take_call(state: RankState, call: events.Call) -> None:
     if call.start_ns > state.progress_ns:
         state.last_ns = state.progress_ns = call.start_ns
     state.started = True
+    if not state.open_calls:
+        state.busy_since_ns = call.start_ns
     state.open_calls[call.call] = call
     if len(state.open_calls) > OPEN_CALLS_KEPT:
         del state.open_calls[next(iter(state.open_calls))]
@@ -66,15 +68,19 @@ def _count(state: RankState, call: events.Call, signature: events.Signature) -> 
 
 def _take_done(state: RankState, done: events.Done) -> None:
     call = state.open_calls.pop(done.call, None)
-    if done.failed and call is not None:
+    if call is None:
+        return
+    if done.failed:
         state.failed_call = call
+    if not state.open_calls and state.busy_since_ns is not None:
+        state.busy_ns += max(done.end_ns - state.busy_since_ns, 0)
+        state.busy_since_ns = None
 
 
 def _take_step(state: RankState, step: events.Step) -> None:
     if step.end_ns is not None and step.start_ns is not None:
-        waited = sum(sums.get("wait_ns", 0) for sums in step.rollups.values())
         duration = step.end_ns - step.start_ns
-        state.steps.append(StepTimes(step.step, step.end_ns, duration, max(duration - waited, 0)))
+        state.steps.append(StepTimes(step.step, step.end_ns, duration, _own_ns(state, step, duration)))
         state.step = step.step + 1
         state.steps_seen += 1
         if step.end_ns > state.progress_ns:
@@ -85,6 +91,17 @@ def _take_step(state: RankState, step: events.Step) -> None:
         tokens = step.facts.get("tokens")
         if isinstance(tokens, int | float):
             state.tokens.append((state.progress_ns, float(tokens)))
+
+
+def _own_ns(state: RankState, step: events.Step, duration: int) -> int | None:
+    """Return what of a step was spent outside operations, and begin to count anew."""
+    end = step.end_ns or 0
+    busy, state.busy_ns = state.busy_ns, 0
+    if state.busy_since_ns is not None:
+        busy += max(end - state.busy_since_ns, 0)
+        state.busy_since_ns = max(end, state.busy_since_ns)
+    issued = state.last_call.call if state.last_call else 0
+    return max(duration - busy, 0) if issued >= (step.calls or 0) else None
 
 
 def _take_phase(state: RankState, phase: events.Phase) -> None:

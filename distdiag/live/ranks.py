@@ -27,8 +27,8 @@ class StepTimes(NamedTuple):
     step: int
     end_ns: int
     duration_ns: int
-    own_ns: int
-    """Without the time in which it waited for collectives."""
+    own_ns: int | None
+    """Without the time in which any operation was under way; None where these were not all read."""
 
 
 class MemorySample(NamedTuple):
@@ -50,10 +50,10 @@ class RankState:
     """One process. Times are nanoseconds of its own monotonic clock, ``offset_ns`` maps them to wall time."""
 
     __slots__ = (
-        "activity", "activity_since_ns", "arrived", "attempt", "batch_since_ns", "died", "ended", "facts",
-        "failed_call", "groups", "header", "last_call", "last_ns", "limit_seconds", "longest_ns", "memory",
-        "open_calls", "path", "paths", "phase", "phases", "progress_ns", "pulse_calls", "raised", "rank", "sequences",
-        "signatures", "stack", "started", "step", "steps", "steps_seen", "tokens", "waiting",
+        "activity", "activity_since_ns", "arrived", "attempt", "batch_since_ns", "busy_ns", "busy_since_ns", "died",
+        "ended", "facts", "failed_call", "groups", "header", "last_call", "last_ns", "limit_seconds", "longest_ns",
+        "memory", "open_calls", "path", "paths", "phase", "phases", "progress_ns", "pulse_calls", "raised", "rank",
+        "sequences", "signatures", "stack", "started", "step", "steps", "steps_seen", "tokens", "waiting",
     )  # fmt: skip
 
     def __init__(self, rank: int, header: events.Header, groups: Groups) -> None:
@@ -81,6 +81,10 @@ class RankState:
         self.paths: dict[int, list[str]] = {}
         self.signatures: dict[int, events.Signature] = {}
         self.open_calls: dict[int, events.Call] = {}
+        self.busy_since_ns: int | None = None
+        """Since when there has always been an open call."""
+        self.busy_ns = 0
+        """Time in this step, up to that moment, in which there was an open call."""
         self.last_call: events.Call | None = None
         self.sequences: dict[str, int] = {}
         """Number of the last collective in each group, by the group's name."""

@@ -44,8 +44,8 @@ class Waiting:
 def stragglers(job: Job) -> Iterator[Condition]:
     """Yield ranks whose own time per step is persistently above that of their peers.
 
-    A step's own time is its duration without the waiting for collectives, on the host's clock; ranks that record
-    devices run ahead of them, so nothing is said of these.
+    A step's own time is what it spends outside collectives and messages, on the host's clock: whoever comes first
+    waits inside them, and whoever comes last does not. Hosts run ahead of devices, so nothing is said of these.
     """
     windows = {state.rank: _window(state) for state in job.living if state.header.device == "cpu"}
     windows = {rank: steps for rank, steps in windows.items() if steps}
@@ -55,7 +55,7 @@ def stragglers(job: Job) -> Iterator[Condition]:
     few = len(own) <= FEW_RANKS
     for rank, mine in own.items():
         others = _typical([each for peer, each in own.items() if peer != rank] if few else own.values())
-        if mine[0] < SLOWER * others[0] or any(mine[half] < SLOWER_IN_HALF * others[half] for half in (1, 2)):
+        if mine[0] < SLOWER * max(others[0], 1) or any(mine[half] < SLOWER_IN_HALF * others[half] for half in (1, 2)):
             continue
         step = statistics.median(each.duration_ns for each in windows[rank])
         cost = (mine[0] - others[0]) / max(step, 1)
@@ -78,7 +78,7 @@ def stragglers(job: Job) -> Iterator[Condition]:
 
 def waiting_of(job: Job) -> Mapping[int, Waiting]:
     """Return lateness and shares of waiting of each rank over the newest steps that all of them ended."""
-    recent = {state.rank: {s.step: s for s in list(state.steps)[-SHARED_STEPS:]} for state in job.living}
+    recent = {state.rank: {s.step: s for s in _newest(state)} for state in job.living}
     recent = {rank: steps for rank, steps in recent.items() if steps}
     if len(recent) < 2:
         return {}
@@ -88,13 +88,14 @@ def waiting_of(job: Job) -> Mapping[int, Waiting]:
     caused = dict.fromkeys(recent, 0)
     total = 0
     for step in shared:
-        waits = {rank: steps[step].duration_ns - steps[step].own_ns for rank, steps in recent.items()}
-        least, most = min(waits, key=lambda rank: (waits[rank], rank)), max(waits.values())
+        inside = {rank: steps[step].duration_ns - (steps[step].own_ns or 0) for rank, steps in recent.items()}
+        last = min(inside, key=lambda rank: (inside[rank], rank))
+        least, most = inside[last], max(inside.values())
         total += max(steps[step].duration_ns for steps in recent.values())
-        caused[least] += sum(waits.values()) - len(waits) * waits[least]
-        for rank, wait in waits.items():
-            late[rank] += most - wait
-            suffered[rank] += wait
+        caused[last] += sum(inside.values()) - len(inside) * least
+        for rank, spent in inside.items():
+            late[rank] += most - spent
+            suffered[rank] += spent - least
     everybody = max(total * len(recent), 1)
     return {
         rank: Waiting(
@@ -106,6 +107,10 @@ def waiting_of(job: Job) -> Mapping[int, Waiting]:
     }
 
 
+def _newest(state: RankState) -> list[StepTimes]:
+    return [step for step in list(state.steps)[-SHARED_STEPS:] if step.own_ns is not None]
+
+
 def _window(state: RankState) -> list[StepTimes]:
     """Return the steps of the newest time, none where they are too few or do not reach far enough."""
     if len(state.steps) < LEAST_STEPS:
@@ -113,7 +118,7 @@ def _window(state: RankState) -> list[StepTimes]:
     last = state.steps[-1].end_ns
     if state.last_ns - last > WINDOW_SECONDS * 1e9:
         return []  # it does not step any more
-    steps = [step for step in state.steps if last - step.end_ns <= WINDOW_SECONDS * 1e9]
+    steps = [s for s in state.steps if s.own_ns is not None and last - s.end_ns <= WINDOW_SECONDS * 1e9]
     if len(steps) < LEAST_STEPS or last - steps[0].end_ns + steps[0].duration_ns < LEAST_SPAN * WINDOW_SECONDS * 1e9:
         return []
     return steps
@@ -121,7 +126,7 @@ def _window(state: RankState) -> list[StepTimes]:
 
 def _medians(steps: list[StepTimes]) -> Medians:
     """Return the median own time over all steps, over the first and over the second half."""
-    own = [step.own_ns for step in steps[:: max(1, len(steps) // STEPS_LOOKED_AT)]]
+    own = [step.own_ns or 0 for step in steps[:: max(1, len(steps) // STEPS_LOOKED_AT)]]
     half = len(own) // 2
     return statistics.median(own), statistics.median(own[:half]), statistics.median(own[half:])
 

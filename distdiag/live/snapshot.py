@@ -40,7 +40,7 @@ class RankRow(msgspec.Struct, kw_only=True, frozen=True):
     step_seconds: float | None
     """Duration of its last step."""
     own_seconds: float | None
-    """The same without waiting for collectives."""
+    """The part of it outside collectives and messages."""
     lateness_seconds: float | None
     suffered: float | None
     """Share of the step time that it waits."""
@@ -160,13 +160,13 @@ def _row(job: Job, state: RankState, waiting: Waiting | None, accused: set[int])
         state=shown,
         step=state.step,
         phase=_phase(state),
-        doing=doing_of(job, state),
+        doing=doing_of(state),
         where=state.place(),
         still_seconds=still,
         limit_seconds=limit,
         pulse_seconds=max(job.now - state.arrived, 0.0),
         step_seconds=last.duration_ns / 1e9 if last else None,
-        own_seconds=last.own_ns / 1e9 if last else None,
+        own_seconds=last.own_ns / 1e9 if last and last.own_ns is not None else None,
         lateness_seconds=waiting.lateness_seconds if waiting else None,
         suffered=waiting.suffered if waiting else None,
         caused=waiting.caused if waiting else None,
@@ -174,7 +174,7 @@ def _row(job: Job, state: RankState, waiting: Waiting | None, accused: set[int])
         memory_limit_bytes=memory.limit_bytes if memory else None,
         steps=state.steps_seen,
         trouble=trouble + WORST * (state.rank in accused) + WORST / 2 * (shown in ("died", "silent")),
-        strip=tuple((step.step, step.own_ns / 1e9) for step in list(state.steps)[-STRIP_STEPS:]),
+        strip=tuple((s.step, s.own_ns / 1e9) for s in list(state.steps)[-STRIP_STEPS:] if s.own_ns is not None),
     )
 
 

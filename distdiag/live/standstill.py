@@ -6,7 +6,7 @@ from distdiag import events
 from distdiag.live.alarms import Condition, Kind
 from distdiag.live.job import Job
 from distdiag.live.ranks import JOINING, RankState
-from distdiag.live.wording import lasting, named, short
+from distdiag.live.wording import lasting, named, saying, short
 
 HALT = "halt"
 """The incident of a job that does not go on; whoever died is part of it."""
@@ -56,7 +56,8 @@ def suspected(job: Job) -> tuple[int, ...]:
     if not waiting:
         joining = {state.rank for state in job.living if _joining(state)}
         awaited = {*job.ranks, *job.missing} - joining if joining else set()
-    elsewhere = {rank for rank in awaited if rank not in waiting or job.silence(job.ranks[rank])}
+    joining = {state.rank for state in job.living if _joining(state) and not job.silence(state)}
+    elsewhere = {rank for rank in awaited - joining if rank not in waiting or job.silence(job.ranks[rank])}
     if elsewhere:
         return tuple(sorted(elsewhere))
     partings = [parting for group in job.groups if (parting := group.parting()) is not None]
@@ -67,11 +68,9 @@ def places_of(job: Job, first: tuple[int, ...]) -> list[str]:
     """Return where the ranks are, each place with all ranks that are there, those of ``first`` first."""
     places: dict[str, list[int]] = {}
     for state in job.ranks.values():
-        at = None if state.ended or job.silence(state) else state.place()
-        where = f" ({short(at)})" if at else ""
-        places.setdefault(doing_of(job, state) + where, []).append(state.rank)
+        places.setdefault(_place(job, state), []).append(state.rank)
     ordered = sorted(places.items(), key=lambda item: (not set(item[1]) & set(first), len(item[1]), item[1]))
-    told = [f"{named(ranks)} {place}" for place, ranks in ordered]
+    told = [saying(ranks, place) for place, ranks in ordered]
     return [f"{named(job.missing)} left no log", *told] if job.missing else told
 
 
@@ -88,14 +87,23 @@ def awaited_in(job: Job, state: RankState, call: events.Call) -> set[int]:
     return behind | (set(job.missing) & set(group.members))
 
 
-def doing_of(job: Job, state: RankState) -> str:
-    """Return ``waits in all_reduce 13 of default_pg`` and the like."""
+def _place(job: Job, state: RankState) -> str:
+    if state.ended:
+        return doing_of(state)
+    at = state.place()
+    doing = doing_of(state) + (f" ({short(at)})" if at else "")
     silence = job.silence(state)
+    if not silence:
+        return doing
+    process = {"stopped": ", its process is stopped", "gone": ", its process is gone"}
+    known = process.get(job.process_of(state) or "", "")
+    return f"gives no sign of life for {lasting(silence)}{known}; the last: {doing}"
+
+
+def doing_of(state: RankState) -> str:
+    """Return ``waits in all_reduce 13 of default_pg`` and the like, as of its last sign of life."""
     if state.ended:
         return "has ended"
-    if silence:
-        process = {"stopped": ", its process is stopped", "gone": ", its process is gone"}
-        return f"gives no sign of life for {lasting(silence)}{process.get(job.process_of(state) or '', '')}"
     call = state.current_call()
     if call is not None and (signature := state.signatures.get(call.signature)) is not None:
         group = state.group_of(call)

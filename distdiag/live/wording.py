@@ -11,6 +11,16 @@ def named(ranks: Iterable[int]) -> str:
     return f"rank{'' if len(wanted) == 1 else 's'} {events.folded(wanted)}"
 
 
+_PLURAL = {"waits": "wait", "is": "are", "gives": "give", "has": "have"}
+
+
+def saying(ranks: Iterable[int], predicate: str) -> str:
+    """Write ``rank 5 waits in …`` or ``ranks 0-2,5 wait in …``."""
+    wanted = set(ranks)
+    verb, _, rest = predicate.partition(" ")
+    return f"{named(wanted)} {_PLURAL.get(verb, verb) if len(wanted) > 1 else verb} {rest}"
+
+
 def lasting(seconds: float) -> str:
     """Write a duration in the unit that a person would choose."""
     if seconds < 10:

@@ -10,6 +10,8 @@ from distdiag.reporters.words import basename, duration, name_ranks
 
 MANY_RANKS = 64
 """More are folded by node, unless somebody wants to see each."""
+NARROW = 110
+"""Columns below which a table leaves some out."""
 STRIP_ROWS = 8
 GROUP_ROWS = 4
 HEALTH_LINES = 3
@@ -17,8 +19,8 @@ HEAT = " .:-=+*#%@"
 """From as fast as the median rank of that step to twice as slow."""
 STATE_STYLES = {"runs": "green", "waits": "yellow", "stalled": "bold red", "silent": "bold red", "died": "bold red"}
 SORTS = ("trouble", "rank", "step", "still", "memory")
-KEYS = "q quit  s sort: {sort}  f filter  n {fold}  p {pause}  up/down choose  enter open"
-INSIDE_KEYS = "esc back  up/down next rank  p pause  q quit"
+KEYS = "q quit  s sort: {sort}  f filter  n {fold}  p {pause}  j/k move  enter open"
+INSIDE_KEYS = "esc back  j/k next rank  p pause  q quit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +135,8 @@ def _progress(snapshot: Snapshot) -> str:
 
 
 def _rate(rate: float, what: str) -> str:
-    if rate >= 10_000:
-        return f"{rate / 1000:.0f}k {what}/s"
+    if rate >= 100:
+        return f"{rate / 1000:.0f}k {what}/s" if rate >= 100_000 else f"{rate:,.0f} {what}/s"
     return f"{rate:.3g} {what}/s" if rate >= 0.1 or not rate else f"{1 / rate:.0f} s/{what.removesuffix('s')}"
 
 
@@ -163,8 +165,11 @@ def _ranks(snapshot: Snapshot, choice: Choice, width: int, room: int) -> list[Li
     for row in part:
         first = [f"{row.host} ({size[row.host]})", f"{row.rank}"] if folded else [f"{row.rank}", row.host]
         cells.append([*first, *_cells(row)])
-    if width < 110:  # the first that can be missed
-        cells = [[*row[:5], *row[6:8], *row[9:]] for row in cells]
+    if width < NARROW:  # what can be missed first
+        one_host = not folded and len({row.host for row in snapshot.ranks}) == 1
+        left_out = {"where", "waits", "host"} if one_host else {"where", "waits"}
+        kept = [column for column, name in enumerate(heading) if name not in left_out]
+        cells = [[row[column] for column in kept] for row in cells]
     styles = ["bold"]
     for number, row in enumerate(part, begin):
         styles.append("reverse" if number == choice.selected else STATE_STYLES.get(row.state, ""))

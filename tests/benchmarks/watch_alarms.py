@@ -29,6 +29,7 @@ STALL_SECONDS = 5.0
 CAP_SECONDS = 75.0
 """Given to a program and to who watches it; starting torch on a busy machine takes the most of it."""
 ALLOWED_SECONDS = 15.0
+SLOW_SECONDS = 30.0
 STUCK = (
     "data_loader_stuck",
     "rank_zero_extra",
@@ -96,6 +97,8 @@ class Watched:
     alarms: tuple[Mapping[str, Any], ...]
     """Each as it was first told, then the last one with its verdict."""
     code: int | None
+    began: float | None
+    """Wall time at which the first step began, in seconds."""
     stalled: float | None
     """Wall time of the last progress, in seconds."""
     states: int
@@ -118,7 +121,7 @@ def main() -> None:
     silent = sum(_healthy() for _ in range(args.healthy))
     tell(f"healthy: {silent} of {args.healthy} without an alarm")
     named = sum(_slow() for _ in range(args.slow))
-    tell(f"1.3 times slower: {named} of {args.slow} named within 30 s")
+    tell(f"1.3 times slower: {named} of {args.slow} named within {SLOW_SECONDS:.0f} s")
 
 
 def tell(line: str) -> None:
@@ -159,8 +162,9 @@ def _slow() -> bool:
         tell("slow: no alarm")
         return False
     first = watched.alarms[0]
-    tell(f"slow: {first['kind']} {first['ranks']}: {first['summary']}; after {watched.states} looks")
-    return bool(first["kind"] == "straggler" and first["ranks"] == [1])
+    took = first["raised"] - (watched.began or 0.0)
+    tell(f"slow: {first['kind']} {first['ranks']} after {took:.1f} s: {first['summary']}")
+    return bool(first["kind"] == "straggler" and first["ranks"] == [1] and took <= SLOW_SECONDS)
 
 
 def _own(mode: str, seconds: float) -> list[str]:
@@ -187,7 +191,15 @@ def watch(command: Sequence[str], ranks: int, *, exit_on: str) -> Watched:
         lines = [json.loads(line) for line in output.splitlines() if line.endswith(b"}")]
         alarms = tuple(line["alarm"] for line in lines if line["event"] in ("raised", "exit"))
         states = sum(line["event"] == "state" for line in lines)
-        return Watched(alarms=alarms, code=code, stalled=_last_progress(logs), states=states)
+        moments = _moments(logs)
+        steps = [start for kind, start in moments if kind == "step"]
+        return Watched(
+            alarms=alarms,
+            code=code,
+            began=min(steps, default=None),
+            stalled=max((moment for _, moment in moments), default=None),
+            states=states,
+        )
 
 
 def _start(command: Sequence[str], ranks: int, logs: Path) -> list[subprocess.Popen[bytes]]:
@@ -214,27 +226,25 @@ def _start(command: Sequence[str], ranks: int, logs: Path) -> list[subprocess.Po
     ]
 
 
-def _last_progress(logs: Path) -> float | None:
-    """Return the wall time of the newest call, step, phase or batch."""
-    newest = None
+def _moments(logs: Path) -> list[tuple[str, float]]:
+    """Return the wall times of all signs of progress: of a step its begin, of what ended a step its end."""
+    moments: list[tuple[str, float]] = []
     for log in segments_of(logs) if logs.is_dir() else []:
         offset = 0
         for record in (events.decode(line) for file in log.files for line in read_lines(file)):
             if isinstance(record, events.Header):
                 offset = record.wall_ns - record.monotonic_ns
-            moment = _moment(record)
-            if moment is not None:
-                newest = max(newest or 0.0, (moment + offset) / 1e9)
-    return newest
+            moments += [(kind, (moment + offset) / 1e9) for kind, moment in _told(record)]
+    return moments
 
 
-def _moment(record: events.Event) -> int | None:
+def _told(record: events.Event) -> list[tuple[str, int]]:
     match record:
         case events.Call(start_ns=moment) | events.Phase(time_ns=moment) | events.Batch(time_ns=moment):
-            return moment
-        case events.Step(end_ns=end):
-            return end
-    return None
+            return [("", moment)]
+        case events.Step(start_ns=int(start), end_ns=int(end)):
+            return [("step", start), ("", end)]
+    return []
 
 
 if __name__ == "__main__":
