@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from distdiag.analyzers._wording import counted, named, verb
 from distdiag.analyzers.investigation import investigate
 from distdiag.analyzers.investigation.align import Kind
-from distdiag.analyzers.investigation.incident import Disagreement, Incident, Slip, Surplus
+from distdiag.analyzers.investigation.incident import Disagreement, Incident, Miscount, Slip, Surplus
 from distdiag.analyzers.investigation.issued import group_words
 from distdiag.analyzers.investigation.paths import short
-from distdiag.analyzers.investigation.telling import aftermath, at, both_sides, side, surplus
+from distdiag.analyzers.investigation.telling import aftermath, at, both_sides, miscount, side, surplus
 from distdiag.findings import Finding
 from distdiag.run import Run
 
@@ -39,6 +39,8 @@ def analyze(run: Run) -> Iterator[Finding]:
     for incident in investigate(run).named(NAME):
         if isinstance(incident.basis, Surplus):
             yield incident.finding(CODE, surplus(incident, incident.basis), (_LOOK_AROUND.format(_line(incident)),))
+        elif isinstance(incident.basis, Miscount):
+            yield incident.finding(CODE, miscount(incident, incident.basis), (_LOOK_AROUND.format(_line(incident)),))
         elif isinstance(incident.basis, Slip):
             yield incident.finding(CODE, _slip(incident, incident.basis), (_ASK_FOR_CALLS,))
         elif isinstance(incident.basis, Disagreement):

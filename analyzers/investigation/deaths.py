@@ -1,13 +1,15 @@
 """Which rank died of something of its own, and which only of what others did to it."""
 
+import bisect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from distdiag.analyzers.investigation.last_seen import LastSeen
 from distdiag.analyzers.investigation.lives import CONNECTION, SECOND_NS, TIMEOUT, End, Life
 from distdiag.analyzers.investigation.paths import Frames, location
-from distdiag.analyzers.investigation.rows import newest, records
+from distdiag.analyzers.investigation.rows import records
 from distdiag.run import Run, user_frames
 
 SILENCE_NS = 5 * SECOND_NS
@@ -115,6 +117,7 @@ class _Registry:
 
     def __init__(self, run: Run, lives: Mapping[int, Life], blocked_since: Mapping[int, int]) -> None:
         self._run, self._lives, self._blocked_since = run, lives, blocked_since
+        self._last_seen = LastSeen(run)
         calls, faults = run.calls, run.faults
         self._uncaught: dict[int, list[Any]] = {}
         for fault in records(faults[faults["where"] == "uncaught"]):
@@ -126,6 +129,18 @@ class _Registry:
         self._handled = dict(zip(during_failed["rank"].tolist(), during_failed["handling"].tolist(), strict=True))
         self._failures = {rank: life.failed_ns for rank, life in lives.items() if life.failed_ns is not None}
         self._said = {rank: lives[rank].failure or "" for rank in self._failures}
+        self._first_timeout_ns = min(self._saying(TIMEOUT).values(), default=None)
+        self._failure_times = sorted(self._failures.values())
+        self._broken = self._saying(CONNECTION)
+        self._newest_ns = max((life.last_ns for life in lives.values()), default=0)
+        self._long_blocked: dict[End, list[int]] = {}
+        for life in sorted(lives.values(), key=lambda life: life.last_ns):
+            if self._had_long_been_blocked(life):
+                self._long_blocked.setdefault(life.end, []).append(life.last_ns)
+
+    def _saying(self, pattern: re.Pattern[str]) -> dict[int, int]:
+        """Return when the ranks failed whose failure says something."""
+        return {rank: at for rank, at in self._failures.items() if pattern.search(self._said[rank])}
 
     def unsigned(self) -> list[Death]:
         """Return the deaths of ranks that their error does not tell."""
@@ -144,8 +159,7 @@ class _Registry:
 
     def first_timeout_ns(self) -> int | None:
         """Return when the first rank gave up waiting."""
-        timeouts = [failed_ns for rank, failed_ns in self._failures.items() if TIMEOUT.search(self._said[rank])]
-        return min(timeouts, default=None)
+        return self._first_timeout_ns
 
     def raised(self, life: Life) -> Death | None:
         """Return the death by an exception that reached the top of the main thread."""
@@ -203,13 +217,9 @@ class _Registry:
 
     def _all_were_ended(self, life: Life) -> bool:
         """Return whether ranks that had long been waiting ended without a word at the same moment."""
-        return any(
-            other is not life
-            and other.end is life.end
-            and abs(other.last_ns - life.last_ns) <= 2 * PULSE_NS
-            and self._had_long_been_blocked(other)
-            for other in self._lives.values()
-        )
+        moments = self._long_blocked.get(life.end, [])
+        first = bisect.bisect_left(moments, life.last_ns - 2 * PULSE_NS)
+        return first < len(moments) and moments[first] <= life.last_ns + 2 * PULSE_NS
 
     def _seen_by_launcher(self, life: Life) -> Death | None:
         if life.failed_ns is not None:
@@ -219,7 +229,7 @@ class _Registry:
         return self._death(life, "exited", f"exit code {life.code}")
 
     def _failed_after(self, life: Life) -> bool:
-        return any(rank != life.rank and failed_ns >= life.end_ns for rank, failed_ns in self._failures.items())
+        return any(failed_ns >= life.end_ns for failed_ns in self._failure_times[-1:])
 
     def _death(self, life: Life, cause: str, what: str, frames: Frames = (), seen_by: tuple[int, ...] = ()) -> Death:
         return Death(
@@ -227,8 +237,8 @@ class _Registry:
             time_ns=self._moment(life),
             cause=cause,
             what=what,
-            frames=frames or last_path(self._run, life.rank),
-            step=_last_step(self._run, life.rank),
+            frames=frames or self._last_seen.path(life.rank),
+            step=self._last_seen.step(life.rank),
             seen_by=seen_by,
         )
 
@@ -236,41 +246,16 @@ class _Registry:
         """Return when a process was gone: it could not say, but its pulse stopped and connections to it broke."""
         if life.end is End.HARD_EXIT:
             return life.end_ns
-        broken = [failed_ns for rank, failed_ns in self._failures.items() if rank != life.rank]
-        return min([life.last_ns + PULSE_NS, *(failed_ns for failed_ns in broken if failed_ns > life.last_ns)])
+        after = bisect.bisect_right(self._failure_times, life.last_ns)
+        return min([life.last_ns + PULSE_NS, *self._failure_times[after : after + 1]])
 
     def _saw_it_go(self, life: Life) -> tuple[int, ...]:
         """Return the ranks whose connection broke after a silent rank's last record, nobody having given up before."""
-        failures = {rank: failed_ns for rank, failed_ns in self._failures.items() if rank != life.rank}
-        if any(TIMEOUT.search(self._said[rank]) and at <= life.last_ns for rank, at in failures.items()):
+        if self._first_timeout_ns is not None and self._first_timeout_ns <= life.last_ns:
             return ()
-        after = {rank: at for rank, at in failures.items() if at >= life.last_ns - SECOND_NS}
-        broken = {rank: at for rank, at in after.items() if CONNECTION.search(self._said[rank])}
+        broken = {rank: at for rank, at in self._broken.items() if at >= life.last_ns - SECOND_NS}
         at_once = tuple(rank for rank, at in broken.items() if at - life.last_ns <= NOTICED_NS)
         if at_once:
             return at_once
         # Peers that were busy notice only when they come to their next collective.
-        others_last = max((o.last_ns for o in self._lives.values() if o is not life), default=life.last_ns)
-        return tuple(broken) if others_last - life.last_ns > SILENCE_NS else ()
-
-
-def last_path(run: Run, rank: int) -> Frames:
-    """Return the newest user frames known of a rank, from its calls, pulses, phases and batches."""
-    found: tuple[int, int] = (-1, 0)
-    for frame, column in (
-        (run.calls, "start_ns"),
-        (run.pulses, "time_ns"),
-        (run.phases, "time_ns"),
-        (run.batches, "time_ns"),
-    ):
-        known = frame[(frame["rank"] == rank) & frame["path"].notna()]
-        if len(known):
-            row = newest(known, column)
-            found = max(found, (int(row[column]), int(row["path"])))
-    return run.paths.get(found[1], ())
-
-
-def _last_step(run: Run, rank: int) -> int:
-    calls = run.calls[run.calls["rank"] == rank]
-    pulses = run.pulses[run.pulses["rank"] == rank]
-    return int(max(calls["step"].max() if len(calls) else 0, pulses["step"].max() if len(pulses) else 0))
+        return tuple(broken) if self._newest_ns - life.last_ns > SILENCE_NS else ()

@@ -83,6 +83,18 @@ class Slip:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Miscount:
+    """A rank that issued the calls of one line more or less often than others do in groups of their own."""
+
+    call: Issued
+    """One of them, at which the other members stand."""
+    rank: int
+    count: int
+    usual: int
+    peers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unexplained:
     """Ranks that failed or vanished without a reason that these logs hold."""
 
@@ -90,7 +102,7 @@ class Unexplained:
     reason: str
 
 
-Disagreements = Disagreement | SplitMismatch | SizeMismatch | ToldSizes | GroupLists | Slip | Surplus
+Disagreements = Disagreement | SplitMismatch | SizeMismatch | ToldSizes | GroupLists | Slip | Surplus | Miscount
 Basis = Disagreements | Death | Absence | Circle | Together | Halts | Unexplained
 
 

@@ -2,6 +2,7 @@
 
 import math
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +90,13 @@ def issued(run: Run, row: Any) -> Issued:
         peer=whole(row.peer),
         handling=text(row.handling),
     )
+
+
+def settled_ns(calls: Iterable[Issued]) -> int:
+    """Return when the fate of a call was settled: its last member had issued it, or the first had failed in it."""
+    known = tuple(calls)
+    failed = [call.end_ns for call in known if call.failed and call.end_ns is not None]
+    return min([max(call.start_ns for call in known), *failed])
 
 
 def group_name(run: Run, group: str, members: tuple[int, ...] | None) -> str:

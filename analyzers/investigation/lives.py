@@ -69,6 +69,8 @@ class Life:
     signal: str | None = None
     crash_frames: tuple[str, ...] = ()
     frozen: bool = False
+    frozen_frames: tuple[str, ...] = ()
+    """The newest stack of its main thread that was written while nothing of it could run, outermost first."""
     failed_ns: int | None = None
     """When the first call, or making of a group, failed after which no call succeeded any more."""
     failure: str | None = None
@@ -110,11 +112,16 @@ def lives_of(run: Run) -> Mapping[int, Life]:
             signal=_signal(fatal, kinds, exit_record),
             crash_frames=tuple(fatal["frames"].iloc[0]) if len(fatal) else (),
             frozen=FROZEN in kinds or rank in held_up,
+            frozen_frames=_newest_frames(crashes[crashes["kind"] == FROZEN]),
             failed_ns=failed_ns,
             failure=failure,
             watched_ns=last_ns if rank in own else watched.get(rank, NEVER_NS),
         )
     return lives
+
+
+def _newest_frames(dumps: pd.DataFrame) -> tuple[str, ...]:
+    return tuple(dumps["frames"].iloc[-1]) if len(dumps) else ()
 
 
 def _watched_by_others(run: Run) -> dict[int, int]:

@@ -8,7 +8,7 @@ from distdiag.analyzers.investigation.align import Kind, Token
 from distdiag.analyzers.investigation.divergence import Divergence
 from distdiag.analyzers.investigation.history import kind_of, known_to_odd, known_to_others
 from distdiag.analyzers.investigation.loops import Labels
-from distdiag.analyzers.investigation.paths import fork_line
+from distdiag.analyzers.investigation.paths import fork_line, shared_frames
 
 
 class Name(enum.StrEnum):
@@ -132,7 +132,7 @@ def _by_loop(d: Divergence, kind: Kind, labels: Labels) -> Named | None:
 
 def sites_of(d: Divergence, kind: Kind) -> tuple[str | None, dict[int, str]]:
     """Return the line of the divergent act, and per rank the line at which it leaves the other side."""
-    shared = _shared_frames(d)
+    shared = shared_frames(token.path for stream in (d.reference, d.stream) for token in stream.tokens)
     ours = d.expected.path if d.expected is not None else ()
     theirs = d.made.path if d.made is not None else ()
     expected, made = fork_line(ours, theirs, shared), fork_line(theirs, ours, shared)
@@ -140,13 +140,3 @@ def sites_of(d: Divergence, kind: Kind) -> tuple[str | None, dict[int, str]]:
     sites = {rank: line for rank in d.others if (line := expected) is not None}
     sites |= {rank: line for rank in d.odd if (line := made) is not None}
     return site, sites
-
-
-def _shared_frames(d: Divergence) -> set[str]:
-    """Return the frames that calls of different sites have in common: wrappers and main functions."""
-    seen: set[str] = set()
-    shared: set[str] = set()
-    for path in {token.path for stream in (d.reference, d.stream) for token in stream.tokens}:
-        shared |= seen & set(path)
-        seen |= set(path)
-    return shared

@@ -4,7 +4,7 @@ In most real code the frame that calls torch is a shared wrapper; what tells two
 their paths fork.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import PurePath
 
 Frames = tuple[str, ...]
@@ -46,3 +46,13 @@ def own_line(path: Frames, shared: Collection[str]) -> str | None:
         if frame not in shared:
             return location(frame)
     return location(path[-1]) if path else None
+
+
+def shared_frames(paths: Iterable[Frames]) -> set[str]:
+    """Return the frames that different call sites have in common: wrappers and main functions."""
+    seen: set[str] = set()
+    shared: set[str] = set()
+    for path in set(paths):
+        shared |= seen & set(path)
+        seen |= set(path)
+    return shared

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from distdiag.analyzers.investigation.incident import Absence, Circle, Incident, Slip, Surplus, Together
+from distdiag.analyzers.investigation.incident import Absence, Circle, Incident, Miscount, Slip, Surplus, Together
 from distdiag.analyzers.investigation.issued import Issued, group_name, issued
 from distdiag.analyzers.investigation.lives import SECOND_NS, End, Life
 from distdiag.analyzers.investigation.queues import Halted
@@ -86,7 +86,7 @@ class Scene:
         self,
         name: str,
         wait: Wait,
-        basis: Absence | Circle | Together | Slip | Surplus,
+        basis: Absence | Circle | Together | Slip | Surplus | Miscount,
         *,
         culprits: tuple[int, ...] = (),
         sites: Mapping[int, str],

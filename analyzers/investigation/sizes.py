@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from distdiag.analyzers.investigation.channels import Message
-from distdiag.analyzers.investigation.issued import Issued, issued
+from distdiag.analyzers.investigation.issued import Issued, issued, settled_ns
 from distdiag.analyzers.investigation.rows import records
 from distdiag.analyzers.investigation.sources import recorded
 from distdiag.run import Run
@@ -38,8 +38,8 @@ class SizeMismatch:
 
     @property
     def time_ns(self) -> int:
-        """Return when all of it had been issued."""
-        return max(call.start_ns for call in self.calls.values())
+        """Return when all of it had been issued, or somebody had failed in it."""
+        return settled_ns(self.calls.values())
 
 
 def size_mismatches(run: Run, calls: pd.DataFrame) -> Iterator[SizeMismatch]:

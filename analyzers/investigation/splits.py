@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from distdiag.analyzers.investigation.issued import Issued, issued
+from distdiag.analyzers.investigation.issued import Issued, issued, settled_ns
 from distdiag.analyzers.investigation.rows import records
 from distdiag.analyzers.investigation.sources import recorded
 from distdiag.run import Run
@@ -37,8 +37,8 @@ class SplitMismatch:
 
     @property
     def time_ns(self) -> int:
-        """Return when both sides had issued their call."""
-        return max(self.sender.start_ns, self.receiver.start_ns)
+        """Return when both sides had issued their call, or one had failed in it."""
+        return settled_ns((self.sender, self.receiver))
 
 
 def split_mismatches(run: Run, calls: pd.DataFrame) -> Iterator[SplitMismatch]:

@@ -1,14 +1,16 @@
 """What a standstill comes down to: somebody who did not come, a circle, or nobody's fault."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from distdiag.analyzers._wording import named, verb
 from distdiag.analyzers.investigation.absence import absences
+from distdiag.analyzers.investigation.counted import miscounted
 from distdiag.analyzers.investigation.halts import halts
 from distdiag.analyzers.investigation.incident import Absence, Circle, Incident, Together, Unexplained
-from distdiag.analyzers.investigation.issued import called, in_group
+from distdiag.analyzers.investigation.issued import Issued, called, in_group
 from distdiag.analyzers.investigation.lives import CONNECTION
 from distdiag.analyzers.investigation.naming import Name
+from distdiag.analyzers.investigation.paths import fork_line, shared_frames
 from distdiag.analyzers.investigation.scene import Scene
 from distdiag.analyzers.investigation.sizes import EXCHANGES
 from distdiag.analyzers.investigation.slips import slipped
@@ -39,6 +41,10 @@ def _circle(scene: Scene, found: Standstill) -> Iterator[Incident]:
     cycle = found.cycle
     if not cycle:
         return
+    miscount = miscounted(scene, cycle)
+    if miscount is not None:
+        yield miscount
+        return
     name, culprits = _named(cycle)
     blamed = next((wait for wait in cycle if set(culprits) & wait.waiters), cycle[0])
     calls = {rank: call for wait in cycle for rank, call in scene.calls_in(wait).items()}
@@ -49,10 +55,19 @@ def _circle(scene: Scene, found: Standstill) -> Iterator[Incident]:
         Circle(waits=cycle),
         culprits=culprits,
         step=calls[culprits[0]].step if culprits and culprits[0] in calls else None,
-        site=sites.get(culprits[0]) if culprits else None,
+        site=_site(scene, calls, culprits) if culprits else None,
         sites=sites,
         evidence=tuple(_in_circle(scene, wait) for wait in cycle),
     )
+
+
+def _site(scene: Scene, calls: Mapping[int, Issued], culprits: Sequence[int]) -> str | None:
+    """Return the line at which the first culprit's call leaves those of the others; its own where they share all."""
+    mine = calls.get(culprits[0])
+    if mine is None:
+        return None
+    other = next((call.path for rank, call in calls.items() if rank not in culprits and call.path != mine.path), ())
+    return fork_line(mine.path, other, shared_frames(scene.run.paths.values()))
 
 
 def _named(cycle: Sequence[Wait]) -> tuple[str, tuple[int, ...]]:

@@ -1,8 +1,8 @@
 """Sentences that the findings of one kind share: both sides of a disagreement, and who waits where."""
 
 from distdiag.analyzers._wording import counted, named, seconds, verb
-from distdiag.analyzers.investigation.incident import Absence, Disagreement, Incident, Surplus
-from distdiag.analyzers.investigation.issued import Issued
+from distdiag.analyzers.investigation.incident import Absence, Disagreement, Incident, Miscount, Surplus
+from distdiag.analyzers.investigation.issued import Issued, group_words
 from distdiag.analyzers.investigation.paths import short
 
 
@@ -57,4 +57,17 @@ def surplus(incident: Incident, basis: Surplus) -> str:
         f"{named(waiters)} went on where {named(basis.ended)} had ended{reason}{incident.at_step}\n"
         f"{named(waiters)} {verb(waiters, 'is', 'are')} in {incident.operation}{at(incident, waiters)}, "
         f"which {named(basis.ended)} never issued."
+    )
+
+
+def miscount(incident: Incident, basis: Miscount) -> str:
+    """Return the summary of a call that one rank left out, or made once too often, unnoticed among equal ones."""
+    difference = counted(abs(basis.usual - basis.count), basis.call.op)
+    did = f"left out {difference}" if basis.count < basis.usual else f"issued {difference} too many"
+    waiters = f"{named(incident.victims)} {verb(incident.victims, 'waits', 'wait')}"
+    where = "" if incident.group is None else f" of {group_words(incident.group, incident.members)}"
+    return (
+        f"rank {basis.rank} {did}{where}{incident.at_step}\n"
+        f"It issued {basis.count} of them{at(incident, tuple(incident.sites))} where {named(basis.peers)} issued "
+        f"{basis.usual} in groups of their own; {waiters} in the end, each for another."
     )

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping
 
 from distdiag.analyzers._wording import named
-from distdiag.analyzers.investigation.deaths import SILENCE_NS, Death, last_path
+from distdiag.analyzers.investigation.deaths import SILENCE_NS, Death
 from distdiag.analyzers.investigation.incident import Incident, Unexplained
+from distdiag.analyzers.investigation.last_seen import LastSeen
 from distdiag.analyzers.investigation.lives import End, Life
 from distdiag.analyzers.investigation.paths import location
 from distdiag.run import Run
@@ -59,7 +60,7 @@ def _vanished(run: Run, lives: Mapping[int, Life], silent: Mapping[int, Life]) -
     earliest = min(life.last_ns for life in silent.values())
     first = tuple(sorted(rank for rank, life in silent.items() if life.last_ns - earliest <= SILENCE_NS))
     life = silent[first[0]]
-    frames = last_path(run, life.rank)
+    frames = LastSeen(run).path(life.rank)
     everybody = len(first) == len(lives) > 1
     death = Death(
         ranks=first,

@@ -9,7 +9,8 @@ from distdiag.analyzers._wording import seconds
 from distdiag.analyzers.investigation.lives import CONNECTION, SECOND_NS, TIMEOUT, End, Life
 from distdiag.analyzers.investigation.paths import Frames, location
 from distdiag.analyzers.investigation.rows import newest
-from distdiag.run import Run
+from distdiag.run import Run, user_frames
+from distdiag.stackframes import activity_in
 
 SILENCE_NS = 3 * SECOND_NS
 """Pulses come each second; a process that gave none for so long, and none after, was frozen or gone."""
@@ -58,7 +59,7 @@ def whereabouts(run: Run, life: Life, since_ns: int, until_ns: int) -> Whereabou
     phase, batch = place.open_phase(), place.open_batch()
     if life.end in (End.ORDERLY, End.HARD_EXIT) and life.end_ns <= until_ns:
         return place.at("exited", "had already ended", life.end_ns)
-    if life.frozen or (life.end is End.SILENT and until_ns - life.last_ns > SILENCE_NS):
+    if (life.frozen and not place.gave_signs()) or (life.end is End.SILENT and until_ns - life.last_ns > SILENCE_NS):
         return place.frozen(life)
     if phase is not None:
         name = str(phase["phase"])
@@ -119,6 +120,11 @@ class _Place:
 
     def frozen(self, life: Life) -> Whereabouts:
         """Return that a rank gave no sign of life."""
+        frames = user_frames(life.frozen_frames)
+        if frames:  # a call that holds the interpreter, such as reading or writing a file from native code
+            busy = activity_in(life.frozen_frames)
+            doing = "gave no sign of life" + (f", busy with {busy.replace('-', ' ')}" if busy else "")
+            return replace(self.at(busy or "frozen", doing, life.last_ns), frames=frames)
         if life.end is not End.UNTOLD:
             return self.at("frozen", "gave no sign of life", life.last_ns)
         doing = "was held up on its host, so that not even the backend's own thread could run"
@@ -165,6 +171,10 @@ class _Place:
             return None
         activity = self._pulses["activity"].iloc[-1]
         return activity if isinstance(activity, str) else None
+
+    def gave_signs(self) -> bool:
+        """Return whether it gave signs of life until the end: what froze it once had passed."""
+        return self._newest_pulse_ns() > self._until_ns - SILENCE_NS
 
     def moves(self) -> bool:
         """Return whether the main thread was seen at several places, or using the processor."""

@@ -30,6 +30,8 @@ class Fault:
     """A program, and what has to be said of it."""
 
     name: str
+    worker: Path
+    """The script that holds it."""
     ranks: int
     verdicts: tuple[str, ...]
     culprits: tuple[int, ...] | None = None
@@ -39,6 +41,10 @@ class Fault:
     """Whether the site has to be the line that carries the comment ROOT."""
     mentions: str = ""
     """What summary or evidence have to say."""
+    family: str = ""
+    """What it stands with in a table."""
+    stall_after: float = 60.0
+    """Seconds without progress that the ranks take for a stall, and write their stacks."""
 
     @property
     def is_healthy(self) -> bool:
@@ -56,12 +62,11 @@ class Outcome:
 class Runs:
     """All programs that a test session asks for."""
 
-    def __init__(self, worker: Path, directory: Path, faults: Iterable[Fault], **variables: str) -> None:
+    def __init__(self, directory: Path, faults: Iterable[Fault]) -> None:
         self._directory = directory
         self._pool = ThreadPoolExecutor(AT_A_TIME)
         self._codes: Mapping[str, Future[tuple[int, ...]]] = {
-            fault.name: self._pool.submit(run_ranks, worker, fault, directory / fault.name, variables)
-            for fault in faults
+            fault.name: self._pool.submit(run_ranks, fault, directory / fault.name) for fault in faults
         }
 
     def outcome(self, fault: Fault) -> Outcome:
@@ -79,18 +84,23 @@ def selected(faults: Iterable[Fault], items: Sequence[pytest.Item]) -> list[Faul
     return [fault for fault in faults if any(item.name.endswith(f"[{fault.name}]") for item in items)]
 
 
-def run_ranks(worker: Path, fault: Fault, directory: Path, variables: Mapping[str, str]) -> tuple[int, ...]:
+def run_ranks(fault: Fault, directory: Path) -> tuple[int, ...]:
     """Run a program on its ranks until all have ended or hang for good, and return their exit codes."""
     directory.mkdir(parents=True)
     port = free_port()
     processes = []
     for rank in range(fault.ranks):
-        own = {**surroundings(directory), **launcher_variables(rank, fault.ranks, port), **variables}
+        own = {
+            **surroundings(directory),
+            **launcher_variables(rank, fault.ranks, port),
+            "LOCAL_WORLD_SIZE": str(fault.ranks),
+            "DISTDIAG_STALL_AFTER": str(fault.stall_after),
+        }
         with (directory / f"{rank}.err").open("w") as errors:
             processes.append(
                 subprocess.Popen(
-                    [sys.executable, worker, fault.name],
-                    env={**os.environ, **own, "LOCAL_WORLD_SIZE": str(fault.ranks)},
+                    [sys.executable, fault.worker, fault.name],
+                    env={**os.environ, **own},
                     cwd=directory,
                     stdout=errors,
                     stderr=errors,
@@ -118,21 +128,28 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def assert_as_expected(fault: Fault, outcome: Outcome, worker: Path) -> None:
+def assert_as_expected(fault: Fault, outcome: Outcome) -> None:
     """Check the verdict of a program against what has to be said of it."""
+    complaints = complaints_of(fault, outcome)
+    assert not complaints, (complaints, outcome.report.verdict)
+
+
+def complaints_of(fault: Fault, outcome: Outcome) -> list[str]:
+    """Return what is wrong with the verdict of a program."""
     verdict = outcome.report.verdict
-    assert verdict.name in fault.verdicts, verdict
     if fault.is_healthy:
-        assert set(outcome.codes) == {0}, outcome.codes
-        return
-    if fault.culprits is not None:
-        assert verdict.culprits == fault.culprits, verdict
-    if fault.cause is not None:
-        assert verdict.cause == fault.cause, verdict
-    if fault.at_root:
-        assert verdict.site == root_of(worker, fault.name), verdict
-    said = " ".join((verdict.summary, verdict.op or "", *verdict.evidence))
-    assert fault.mentions in said, said
+        ended = set(outcome.codes) == {0}
+        return [] if verdict.name == "healthy" and ended else [f"{verdict.name}, exit codes {outcome.codes}"]
+    complaints = [] if verdict.name in fault.verdicts else [f"{verdict.name} instead of {' or '.join(fault.verdicts)}"]
+    if fault.culprits is not None and verdict.culprits != fault.culprits:
+        complaints.append(f"culprits {verdict.culprits} instead of {fault.culprits}")
+    if fault.cause is not None and verdict.cause != fault.cause:
+        complaints.append(f"cause {verdict.cause} instead of {fault.cause}")
+    if fault.at_root and verdict.site != root_of(fault.worker, fault.name):
+        complaints.append(f"site {verdict.site} instead of {root_of(fault.worker, fault.name)}")
+    if fault.mentions not in " ".join((verdict.summary, verdict.op or "", *verdict.evidence)):
+        complaints.append(f"no word of {fault.mentions}")
+    return complaints
 
 
 def root_of(worker: Path, name: str) -> str:

@@ -1,0 +1,70 @@
+"""How often fault programs get the right verdict: ``python -m tests.benchmarks.verdict_rate [CASE …] --runs 10``.
+
+Without cases, all programs of ``tests/faults``; ``--beside`` takes those that lie beside the project instead. Hangs,
+races and time-outs are not the same twice, so one run of each says little. ``--save`` writes the counts that the
+README's table is made of; ``--keep`` keeps the logs.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from distdiag.analyzers import diagnose
+from distdiag.run import load
+from tests.faults.matrix import MATRIX, SHARED, VERDICTS
+from tests.faults.runs import Fault, Outcome, complaints_of, run_ranks
+
+
+def main() -> None:
+    """Run the programs and print a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE")
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--beside", action="store_true")
+    parser.add_argument("--at-a-time", type=int, default=2)
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--save", action="store_true", help=f"write the counts to {VERDICTS.name}")
+    options = parser.parse_args()
+    known = {fault.name: fault for fault in (SHARED if options.beside else MATRIX)}
+    if unknown := set(options.cases) - known.keys():
+        parser.error(f"no such case: {', '.join(sorted(unknown))}")
+    root = options.keep or Path(tempfile.mkdtemp(prefix="distdiag-verdicts-"))
+    right: dict[str, int] = {}
+    try:
+        with ThreadPoolExecutor(options.at_a_time) as pool:
+            for name in options.cases or known:
+                found = _found(pool, known[name], [root / f"{name}.{run}" for run in range(options.runs)])
+                right[name] = sum(not complaints for complaints in found)
+                _print(name, right[name], found)
+    finally:
+        if options.keep is None:
+            shutil.rmtree(root, ignore_errors=True)
+    total = options.runs * len(right)
+    sys.stdout.write(f"{sum(right.values())} of {total} right ({sum(right.values()) / total:.1%})\n")
+    if options.save:
+        counts = {name: {"runs": options.runs, "right": number} for name, number in right.items()}
+        VERDICTS.write_text(json.dumps(counts, indent=1) + "\n")
+
+
+def _found(pool: ThreadPoolExecutor, fault: Fault, directories: Sequence[Path]) -> list[list[str]]:
+    """Run a program several times and return what is wrong with each verdict."""
+    codes = pool.map(lambda directory: run_ranks(fault, directory), directories)
+    return [
+        complaints_of(fault, Outcome(codes=ended, report=diagnose(load(directory / "logs"))))
+        for directory, ended in zip(directories, codes, strict=True)
+    ]
+
+
+def _print(name: str, right: int, found: list[list[str]]) -> None:
+    wrong = sorted({"; ".join(complaints) for complaints in found if complaints})
+    sys.stdout.write(f"{name:28} {right:3} of {len(found):3}  {' | '.join(wrong)}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""All fault programs with the truth about them: our own, and those that lie beside the project, where they do."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.faults.runs import Fault
+
+HERE = Path(__file__).parent
+VERDICTS = HERE / "verdicts.json"
+"""How often each of our own programs got its verdict when that was counted last."""
+BESIDE = HERE.parents[2] / "shared" / "faults"
+OTHERS_TO_FIND = frozenset({"loss_scale", "straggler", "moving_straggler", "garbage_collection", "tiny_collectives"})
+"""Slow and silent ones of those beside the project: they neither hang nor die."""
+
+HEALTHY, MISSING, DIED = ("healthy",), ("rank-missing",), ("rank-died",)
+MEMORY, SEQUENCE, GROUPS = ("out-of-memory",), ("sequence-divergence",), ("group-mismatch",)
+
+
+def _control(name: str, ranks: int, file: str = "controls") -> Fault:
+    return Fault(name=name, worker=HERE / f"{file}.py", ranks=ranks, verdicts=HEALTHY, family="healthy controls")
+
+
+def _of(file: str, family: str, name: str, ranks: int, verdicts: tuple[str, ...], *culprits: int, **more: Any) -> Fault:
+    return Fault(
+        name=name,
+        worker=HERE / f"{file}.py",
+        ranks=ranks,
+        verdicts=verdicts,
+        culprits=culprits,
+        family=family,
+        **more,
+    )
+
+
+def _absent(*arguments: Any, **more: Any) -> Fault:
+    return _of("absent", "a rank does not come, or late", *arguments, **more)
+
+
+def _death(*arguments: Any, **more: Any) -> Fault:
+    return _of("absent", "a rank dies", *arguments, **more)
+
+
+def _calls(*arguments: Any, **more: Any) -> Fault:
+    return _of("differing", "a call too many, or left out", *arguments, **more)
+
+
+def _arguments(*arguments: Any, **more: Any) -> Fault:
+    return _of("differing", "sizes, types, roots, splits", *arguments, **more)
+
+
+def _order(*arguments: Any, **more: Any) -> Fault:
+    return _of("differing", "groups, threads, order", *arguments, **more)
+
+
+def _message(*arguments: Any, **more: Any) -> Fault:
+    return _of("differing", "sends and receives", *arguments, **more)
+
+
+def _parallel(*arguments: Any, **more: Any) -> Fault:
+    return _of("parallel", "FSDP, TP, PP, EP, CP and all of them", *arguments, **more)
+
+
+MATRIX = (
+    _control("healthy_mesh", 8),
+    _control("healthy_evaluation", 3),
+    _control("healthy_thread", 2),
+    _control("healthy_members", 3),
+    _control("healthy_join", 3),
+    _control("healthy_loader", 2),
+    _control("healthy_sharded", 2),
+    _control("healthy_ring", 4),
+    _control("healthy_tensor_parallel", 3, "parallel"),
+    _control("healthy_schedule", 3, "parallel"),
+    _absent("loader_stuck", 3, MISSING, 1, cause="data-loading"),
+    _absent("stage_computes", 4, MISSING, 2, cause="running", at_root=True),
+    _absent("spins", 3, MISSING, 1, cause="running"),
+    _absent("saving_stuck", 3, MISSING, 0, cause="checkpoint", at_root=True, stall_after=2.0),
+    _absent("sharded_saving_stuck", 3, MISSING, 1, cause="checkpoint", at_root=True),
+    _absent("compiling", 3, MISSING, 2, cause="compile", at_root=True),
+    _absent("key_never_set", 3, MISSING, 1, at_root=True),
+    _absent("monitored", 3, MISSING, 2, at_root=True),
+    _absent("joining_late", 3, MISSING, 2, at_root=True),
+    _absent("stopped", 3, MISSING, 2, cause="frozen"),
+    _absent("interpreter_held", 3, MISSING, 1, cause="frozen", at_root=True, stall_after=2.0),
+    _absent("early_exit", 3, MISSING, 1, cause="exited"),
+    _absent("late_checkpoint", 3, ("late-rank",), 0, mentions="save checkpoint"),
+    _death("raises", 3, DIED, 2, cause="exception", at_root=True),
+    _death("raises_unnoticed", 3, DIED, 1, cause="exception", at_root=True),
+    _death("worker_killed", 3, DIED, 2, cause="exception", mentions="DataLoader worker"),
+    _death("killed", 3, DIED, 1, cause="killed"),
+    _death("terminated", 3, DIED, 1, cause="killed"),
+    _death("hard_exit", 3, DIED, 1, cause="exited"),
+    _death("hard_exit_without_code", 3, DIED, 1, cause="exited"),
+    _death("segmentation_fault", 3, DIED, 2, cause="aborted", at_root=True),
+    _death("out_of_memory", 2, MEMORY, 0, at_root=True),
+    _death("memory_error_caught", 3, MEMORY, 1, at_root=True),
+    _death("host_memory", 3, MEMORY, 1, at_root=True),
+    _calls("guarded_gather", 3, SEQUENCE, 0, at_root=True),
+    _calls("early_return", 3, SEQUENCE, 2, at_root=True),
+    _calls("silent_in_subgroup", 4, SEQUENCE, 1, at_root=True),
+    _calls("two_ranks_apart", 2, SEQUENCE, mentions="majority"),
+    _calls("evaluated_on_one", 3, SEQUENCE, 0, at_root=True),
+    _calls("clipped_on_one", 3, SEQUENCE, 1, at_root=True),
+    _calls("stopped_early", 3, (*SEQUENCE, "uneven-batches"), 2),
+    _calls("objects_differ", 3, (*SEQUENCE, "op-mismatch"), 1, at_root=True),
+    _calls("ops_differ", 3, ("op-mismatch",), 2, at_root=True),
+    _calls("loaders_uneven", 3, ("uneven-batches",), 2),
+    _calls("loops_uneven", 3, (*SEQUENCE, "uneven-batches"), 1),
+    _calls("skipped_batch", 3, ("skipped-steps",), 1),
+    _calls("overflow_skipped", 3, ("skipped-steps",), 1),
+    _arguments("shapes_differ", 3, ("shape-mismatch",), 2),
+    _arguments("gathered_shapes_differ", 3, ("shape-mismatch",), 1, at_root=True),
+    _arguments("types_differ", 3, ("dtype-mismatch",), 1, at_root=True),
+    _arguments("roots_differ", 3, ("root-mismatch",), 1, at_root=True),
+    _arguments("splits_differ", 3, ("split-mismatch",), 1, at_root=True),
+    _order("groups_swapped", 3, ("order-deadlock",), 2),
+    _order("threads_race", 2, ("thread-race",)),
+    _order("guarded_group", 3, GROUPS, 0, at_root=True),
+    _order("members_alone", 3, GROUPS, 2),
+    _order("groups_listed_apart", 4, GROUPS, 3, at_root=True),
+    _order("mesh_shapes_differ", 4, GROUPS, 1, at_root=True),
+    _order("group_after_sum", 3, ("group-creation-stuck", "order-deadlock"), 2, at_root=True),
+    _message("ring", 4, ("p2p-deadlock",), 0, 1, 2, 3, at_root=True),
+    _message("both_receive", 2, ("p2p-deadlock",), 0, 1, at_root=True),
+    _message("message_forgotten", 3, ("p2p-unmatched",), 1, at_root=True),
+    _message("tags_differ", 2, ("p2p-deadlock", "p2p-unmatched"), 0, 1),
+    _parallel("unit_skipped", 3, SEQUENCE, 1, mentions="vision"),
+    _parallel("tensor_call_missing", 3, SEQUENCE, 2),
+    _parallel("stage_stuck", 3, MISSING, 1, cause="running"),
+    _parallel("experts_skipped", 4, SEQUENCE, 3, at_root=True),
+    _parallel("experts_disagree", 3, ("split-mismatch",), 2),
+    _parallel("ring_send_missing", 4, ("p2p-unmatched",), 1),
+    _parallel("mesh_loader_stuck", 8, MISSING, 5, cause="data-loading"),
+    _parallel("mesh_call_missing", 8, SEQUENCE, 6),
+    _parallel("mesh_rank_sleeps", 4, MISSING, 3, at_root=True),
+)
+"""Our own programs."""
+
+
+def _beside() -> Iterator[Fault]:
+    if not (BESIDE / "worker.py").exists():
+        return
+    for name, wanted in json.loads((BESIDE / "expected.json").read_text()).items():
+        if name not in OTHERS_TO_FIND:
+            yield Fault(
+                name=name,
+                worker=BESIDE / "worker.py",
+                ranks=wanted["nproc"],
+                verdicts=tuple(wanted["verdict"]),
+                culprits=None if "culprits" not in wanted else tuple(wanted["culprits"]),
+                cause=wanted.get("cause"),
+                at_root=wanted.get("site") == "ROOT",
+                mentions=wanted.get("evidence_mentions", ""),
+                family="beside the project",
+            )
+
+
+SHARED = tuple(_beside())
+"""Programs beside the project; none where they are not there."""
