@@ -16,6 +16,7 @@ What to do
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from distdiag.analyzers._wording import named
 from distdiag.analyzers.investigation.trust import data_in_words
@@ -127,7 +128,7 @@ def _same_epochs(streams: dict[int, list[Stream]]) -> Iterator[Finding]:
         shuffled = [
             stream for stream in mine if stream.loader["shuffle"] is True and stream.loader["epoch"] is not None
         ]
-        for one, next_one in zip(shuffled, shuffled[1:], strict=False):
+        for one, next_one in pairwise(shuffled):
             ids = [list(stream.batches["ids"]) for stream in (one, next_one)]
             if one.key[:2] == next_one.key[:2] and len(ids[0]) >= FEWEST_BATCHES and ids[0] == ids[1]:
                 stuck[rank] = next_one

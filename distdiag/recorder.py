@@ -112,6 +112,8 @@ class Recorder:
         self.poll: Callable[[], None] = lambda: None
         """Looks for ends of calls that nobody waits for; the hook that knows how sets it."""
         self.sample_memory: Callable[[], None] = lambda: None
+        self.worker_pids: set[int] = set()
+        """Processes that load data for this one."""
         self.step_ends: Callable[[], None] = lambda: None
         """Called while ``step`` still is the step that ends."""
         self.capturing = 0

@@ -67,6 +67,7 @@ class _Next:
         path = recorder.here()
         if not watched.told:
             watched.told = True
+            recorder.worker_pids |= {each.pid for each in getattr(iterator, "_workers", ()) if each.pid is not None}
             recorder.write(described(iterator, watched.number, recorder.step, path))
         begun = events.Batch(
             batch=int(getattr(iterator, "_num_yielded", 0)),

@@ -1,5 +1,7 @@
 """Memory of the process, its limits and what the CUDA allocator says."""
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,3 +97,38 @@ def test_recorder_samples_memory_while_it_is_watched(recorded: Recording) -> Non
     recorded.recorder.sample_memory()
 
     assert len(recorded.log.of(events.Memory)) == before + 1
+
+
+def test_files_in_the_cgroup_are_told_apart_near_its_limit(
+    cgroup: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statistics = tmp_path / "memory.stat"
+    statistics.write_text("anon 600\ninactive_file 300\n")
+    monkeypatch.setattr(memory, "CGROUP_STATISTICS", ("/no/such/file", str(statistics)))
+    cgroup[1].write_text("1000\n")
+
+    samples = []
+    for usage in ("500\n", "950\n"):
+        cgroup[0].write_text(usage)
+        samples.append(memory.sampled(PROCESS, step=0).cgroup_reclaimable_bytes)
+
+    assert samples == [None, 300]
+
+
+def test_memory_of_workers_is_their_own_and_ends_with_them(recorded: Recording) -> None:
+    worker = subprocess.Popen(
+        [sys.executable, "-c", "kept = bytearray(50 << 20); print(1, flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert worker.stdout is not None
+    worker.stdout.readline()
+    recorded.recorder.worker_pids.add(worker.pid)
+    workers = memory.Workers(recorded.recorder)
+
+    held = workers.own_bytes(1)
+    worker.communicate(b"\n", timeout=30)
+
+    assert held is not None
+    assert 50 << 20 <= held < 200 << 20
+    assert workers.own_bytes(1 + memory.WORKERS_EVERY_NS) is None
