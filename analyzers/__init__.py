@@ -63,6 +63,7 @@ from distdiag.analyzers.summary.positions import positions
 from distdiag.analyzers.summary.stacks import stacks_of
 from distdiag.analyzers.summary.triage import triage
 from distdiag.analyzers.summary.verdict import by_gravity, verdict_of
+from distdiag.analyzers.summary.what_if import with_cause
 from distdiag.findings import Finding, Report
 from distdiag.run import Run
 
@@ -132,7 +133,7 @@ def diagnose(run: Run) -> Report:
     """Return one verdict for a run, everything that was found, and what the report's tables need."""
     findings = by_gravity(finding for analyzer in ANALYZERS for finding in analyzer.analyze(run))
     verdict = verdict_of(run, findings)
-    measured, places = performance(run, whole=settled(run)), positions(run)
+    measured, places = with_cause(performance(run, whole=settled(run)), findings), positions(run)
     return Report(
         verdict=verdict,
         findings=findings,

@@ -124,7 +124,11 @@ def _simulated(run: Run) -> WhatIf | str:
     graph = graph_of(of)
     if graph is None:
         return "operations wait for one another in a circle: are sequence numbers and start times right?"
-    work = work_of(of, graph)
+    return simulations_of(of, graph, work_of(of, graph))
+
+
+def simulations_of(of: Job, graph: Graph, work: Numbers) -> WhatIf | str:
+    """Return all simulations of a job whose operations took ``work`` by themselves, or why there are none."""
     usual = usual_of(of, work)
     if ideal_seconds(graph, usual) <= NOTHING_LOST_SECONDS:
         return "the operations take no time"

@@ -10,7 +10,7 @@ from distdiag.analyzers.performance import Measured, measure
 from distdiag.analyzers.performance.bandwidth import bus_bytes
 from distdiag.analyzers.performance.ledger import PARTS
 from distdiag.analyzers.performance.profiles import profiles_of
-from distdiag.analyzers.summary.what_if import simulations_of
+from distdiag.analyzers.summary.what_if import simulations
 from distdiag.run import Run
 
 NOTABLY_SLOWER = 1.1
@@ -30,7 +30,7 @@ def performance(run: Run, *, whole: bool = False) -> dict[str, Any]:
     Of logs too long for the run's frames only the newest steps count, unless the ``whole`` logs shall be gone
     through: about ten seconds for a gigabyte.
 
-    A rank's own time is its step without what calls held it up.
+    A rank's own time is its step without what calls held it up, and without its waiting for a processor.
     """
     measured = measure(run, whole=whole)
     unknown = dict(measured.unknown)
@@ -40,6 +40,9 @@ def performance(run: Run, *, whole: bool = False) -> dict[str, Any]:
     tokens = [row["tokens_per_second"] for row in ranks if row["tokens_per_second"] is not None]
     if not tokens:
         unknown["tokens"] = NO_TOKENS
+    what_if, not_simulated = simulations(run, measured)
+    if not_simulated is not None and not_simulated not in unknown.values():
+        unknown["what_if"] = not_simulated
     error = measured.alignment.error_ns
     return {
         "ranks": ranks,
@@ -49,7 +52,7 @@ def performance(run: Run, *, whole: bool = False) -> dict[str, Any]:
         "clock_error_seconds": None if error is None else round(error / SECOND_NS, 6),
         "covers": "newest steps" if measured.newest else "all steps",
         "profiler": profiles_of(run),
-        "what_if": simulations_of(run),
+        "what_if": what_if,
         "unknown": {} if run.only_measured else unknown,
     }
 

@@ -1,11 +1,15 @@
 """What the simulations of a job say, for the report: how much is lost, where, and what mending each part gives."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from distdiag.analyzers.performance import Measured
 from distdiag.analyzers.performance.causes import Causes, causes_of
-from distdiag.analyzers.performance.what_if import Fix, WhatIf, what_if
+from distdiag.analyzers.performance.recorded import recorded_what_if
+from distdiag.analyzers.performance.what_if import Fix, WhatIf, what_if, why_not
+from distdiag.findings import Finding, Severity
 from distdiag.run import Run
 
 SECONDS_AN_HOUR = 3600.0
@@ -13,18 +17,43 @@ SECONDS, RATIO = 9, 6
 """Decimals that are told of."""
 
 
-def simulations_of(run: Run) -> dict[str, Any] | None:
-    """Return the simulations of a run; None where its operations were not measured one by one.
+OPERATIONS, STEPS = "operations", "steps"
+SLOW = "DD2"
 
-    Ratios named ``slowdown`` are step times over that of the ideal step, those named ``share`` the part of the loss
-    that goes away when something is fixed. GPU-hours count the measured steps on all devices of the job.
+
+def simulations(run: Run, measured: Measured) -> tuple[dict[str, Any] | None, str | None]:
+    """Return the simulations of a run, or why there are none.
+
+    They rest on operations that were measured one by one, else on the recorded steps. Ratios named ``slowdown`` are
+    step times over that of the ideal step, those named ``share`` the part of the loss that goes away when something
+    is fixed. GPU-hours count the measured steps on all devices of the job.
     """
-    answer = what_if(run)
-    if answer is None:
-        return None
+    answer: WhatIf | str | None = what_if(run) or why_not(run) or recorded_what_if(measured)
+    if not isinstance(answer, WhatIf):
+        return None, answer
+    told = _told(run, answer)
+    if not len(run.operations):
+        told |= {"source": STEPS, "cause": None, "launch_delay": None, "microbatches": None}
+    return told, None
+
+
+def with_cause(measured: dict[str, Any], findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return the report's performance, the simulations of recorded steps with the cause that was found for them.
+
+    Simulations of single operations know their own; of recorded steps the findings know more.
+    """
+    told = measured["what_if"]
+    if told is None or told["source"] != STEPS:
+        return measured
+    slow = (each.name for each in findings if each.code.startswith(SLOW) and each.severity is not Severity.INFO)
+    return {**measured, "what_if": {**told, "cause": next(slow, None)}}
+
+
+def _told(run: Run, answer: WhatIf) -> dict[str, Any]:
     causes, of = causes_of(answer), answer.job
     last = answer.last_stage
     return {
+        "source": OPERATIONS,
         "slowdown": _ratio(answer.slowdown),
         "waste": _ratio(1 - 1 / answer.slowdown),
         "cause": causes.word,

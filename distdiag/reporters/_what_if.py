@@ -43,9 +43,9 @@ def _lost(told: Mapping[str, Any], width: int) -> list[Line]:
             f"{_hours(told['gpu_hours_wasted'])} of the {_hours(told['gpu_hours'])} GPU-hours of these {told['steps']} "
             f"steps on {told['devices']} devices are lost by that"
         )
-    delay = told["launch_delay"] - 1
-    if delay >= LEAST_GAIN:
-        texts.append(f"beside it, {delay:.1%} pass between operations, where the host launches them late")
+    delay = told["launch_delay"]
+    if delay is not None and delay - 1 >= LEAST_GAIN:
+        texts.append(f"beside it, {delay - 1:.1%} pass between operations, where the host launches them late")
     if told["left_out"]:
         texts.append(f"operations that were left out: {', '.join(told['left_out'])}")
     return hang_all("What if", texts, indent=LABEL, width=width)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import TextIO
+from typing import Any, TextIO
 
 from distdiag.findings import Finding, Position, Report, Verdict
 from distdiag.reporters import _terminal, words
@@ -24,6 +24,8 @@ LABEL = 15
 MOST_ROWS = 12
 """Rows of ranks that are shown: more than that is no longer seen at a glance."""
 UNBOUNDED = 10_000
+MEASURED, SLOW = "operations", "DD2"
+"""Source of simulations, and family of findings, that are told of in the text."""
 LEAST_HEADLINE = 60
 """Columns that the code of the finding must leave to the headline's first line."""
 
@@ -46,7 +48,7 @@ def compose(report: Report, *, width: int, height: int) -> list[Line]:
         stack_lines(report.stacks, width),
         _others(report, width),
         profile_lines(report.performance.get("profiler", ()), width),
-        what_if_lines(report.performance.get("what_if"), width),
+        what_if_lines(_simulations(report), width),
         _triage(report.triage, width),
     )
     lines = _verdict(report, width)
@@ -90,8 +92,15 @@ def _healthy(report: Report, width: int) -> list[Line]:
     first, *rest = _verdict(report, width)
     indent = " " * (len(words.headline(report.verdict.name, None)) + GAP)
     pace = [answer for question, answer in report.triage.items() if question.startswith(PACE)]
-    pace += [line] if (line := what_if_line(report.performance.get("what_if"))) else []
+    pace += [line] if (line := what_if_line(_simulations(report))) else []
     return [first, *(line for answer in pace for line in hang(indent, wrap(answer, width - len(indent)))), *rest]
+
+
+def _simulations(report: Report) -> Mapping[str, Any] | None:
+    """Return what was simulated, where the report is of measured operations or of a slow run."""
+    told: Mapping[str, Any] | None = report.performance.get("what_if")
+    asked = told is not None and (told["source"] == MEASURED or (report.verdict.code or "").startswith(SLOW))
+    return told if asked else None
 
 
 def _split(summary: str) -> tuple[str, list[str]]:

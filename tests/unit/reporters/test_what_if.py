@@ -10,6 +10,7 @@ WIDTH = 96
 
 def told(**changes: Any) -> dict[str, Any]:
     content: dict[str, Any] = {
+        "source": "operations",
         "slowdown": 1.25,
         "waste": 0.2,
         "step_seconds": 2.5,
