@@ -292,11 +292,12 @@ class _Finished:
         activity = self._watch.current
         if token is None or activity is None or error is not None or not _is_local(token, self._filesystem):
             return
-        path = Path(token.path) / METADATA
+        shared = getattr(token, "use_collectives", True) or token.rank is None
+        path = Path(token.path) / (METADATA if shared else f"__{token.rank}{METADATA}")
         if path.is_file():
             data = path.read_bytes()
             record = self._watch.record(
-                activity, METADATA, len(data), digest=metadata_digest(data), save_id=str(token.save_id)
+                activity, path.name, len(data), digest=metadata_digest(data), save_id=str(token.save_id)
             )
             self._watch.keep(activity, record)
 

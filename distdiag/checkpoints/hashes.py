@@ -12,7 +12,15 @@ from pathlib import Path
 
 import msgspec
 
-from distdiag.checkpoints.archives import ZIP_MAGIC, Archive, BrokenError, Window, frame_digest, open_archive
+from distdiag.checkpoints.archives import (
+    SMALL_BYTES,
+    ZIP_MAGIC,
+    Archive,
+    BrokenError,
+    Window,
+    frame_digest,
+    open_archive,
+)
 from distdiag.checkpoints.layout import Item
 from distdiag.checkpoints.problems import CORRUPT, Problem, and_more, span
 from distdiag.checkpoints.records import FileRecord, ItemHash, combined, in_words
@@ -44,6 +52,8 @@ def item_hash(descriptor: int, offset: int, length: int) -> ItemHash:
     An archive of ``torch.save`` is hashed without reading its large records, whose own CRCs it holds.
     """
     window = Window(descriptor, offset, length)
+    if length <= SMALL_BYTES:  # no record in it is large
+        return ItemHash(offset, length, frame_digest(window))
     archive: Archive | None = None
     if window.at(0, len(ZIP_MAGIC)) == ZIP_MAGIC:
         archive, _ = open_archive(window)

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from distdiag.checkpoints import WHOLE, Told, Trial, Verification, stamp, verify
+from distdiag.checkpoints.records import METADATA
 from distdiag.commands import _drill
 from distdiag.errors import DistdiagError
 from distdiag.reporters import _terminal
@@ -81,6 +82,11 @@ def drill_command(directory: Path, worlds: tuple[int, ...], timeout: float, form
         raise DistdiagError(
             f"{directory} is not a checkpoint of torch.distributed.checkpoint",
             "there is nothing to split anew; distdiag checkpoint verify checks it",
+        )
+    if not (directory / METADATA).exists():
+        raise DistdiagError(
+            f"{directory} has metadata of each rank instead of one for all",
+            f"it loads only at {found.facts.world_size} ranks: there is nothing to split anew",
         )
     trials = _drill.drill(directory, worlds or DEFAULT_WORLDS, found, timeout_seconds=timeout)
     _show_trials(directory, trials, form)

@@ -261,3 +261,28 @@ def test_safetensors_files_are_phases(tmp_path: Path, monkeypatch: pytest.Monkey
         ("begin", "safetensors", None),
         ("end", "safetensors", 8),
     ] * 2
+
+
+@pytest.mark.parametrize(
+    ("writing", "saving"),
+    [
+        ({"thread_count": 2}, {}),
+        ({"single_file_per_rank": False}, {}),
+        ({"single_file_per_rank": False, "thread_count": 3}, {}),
+        ({"sync_files": False}, {}),
+        ({}, {"use_collectives": False}),
+    ],
+)
+def test_every_way_to_write_shards_is_hashed_and_verified(
+    writing: dict[str, Any], saving: dict[str, Any], alone: Recording, tmp_path: Path
+) -> None:
+    state = {f"layer.{number}": torch.randn(20_000) for number in range(4)} | {"step": 3}
+    writer = filesystem.FileSystemWriter(tmp_path / "saved", **writing)
+
+    dcp.save(state, storage_writer=writer, **saving)
+    whole = verify(tmp_path / "saved")
+    shard = max((tmp_path / "saved").glob("*.distcp"))
+    shard.unlink()
+
+    assert (whole.problems, whole.facts.hashed) == ((), "all")
+    assert [problem.file for problem in verify(tmp_path / "saved").problems] == [shard.name]
