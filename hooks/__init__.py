@@ -15,6 +15,7 @@ from distdiag.hooks import (
     checkpoints,
     collectives,
     completion,
+    control,
     cuda,
     dataloader,
     exceptions,
@@ -59,6 +60,7 @@ HOOKS: tuple[Hook, ...] = (
     dataloader,
     checkpoints,
     pulse,
+    control,
 )
 
 

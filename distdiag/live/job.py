@@ -85,6 +85,10 @@ class Job:
         """Return whether all ranks told their end."""
         return bool(self.ranks) and not self.living and not self.missing
 
+    def writers(self) -> dict[int, Writer]:
+        """Return who writes the log of each rank."""
+        return {state.rank: writer for writer, state in self._states.items() if self.ranks.get(state.rank) is state}
+
     def silence(self, state: RankState) -> float:
         """Return for how many seconds nothing came of a rank; 0 where it is no more than the usual time."""
         silence = self.now - state.arrived

@@ -12,6 +12,9 @@ HALT = "halt"
 """The incident of a job that does not go on; whoever died is part of it."""
 START_SECONDS = 60.0
 """Importing, joining and the first batches take longer than any later pause; until then the limit is no shorter."""
+WARM_UP_STEPS = 2
+WARM_UP = 2.0
+"""First steps make connections, caches and compiled code: until they are done the limit is twice as long."""
 CONFIRM_SECONDS = 0.9
 """Seen at two looks: what was just about to be written is no stall."""
 MOST_PLACES = 6
@@ -44,7 +47,9 @@ def standstill(job: Job) -> Iterator[Condition]:
 
 def limit_of(state: RankState) -> float:
     """Return for how long, in seconds, a rank may be still."""
-    return state.limit_seconds if state.started else max(state.limit_seconds, START_SECONDS)
+    if not state.started:
+        return max(state.limit_seconds, START_SECONDS)
+    return state.limit_seconds * (WARM_UP if state.step < WARM_UP_STEPS else 1.0)
 
 
 def suspected(job: Job) -> tuple[int, ...]:

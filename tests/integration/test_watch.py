@@ -90,6 +90,44 @@ def test_stall_of_a_real_job_ends_the_watch_with_the_verdict(tmp_path: Path) -> 
     assert json.loads(told.read_text())["alarm"]["verdict"]["culprits"] == [1]
 
 
+def test_every_rank_of_a_real_job_writes_its_stacks_when_asked(tmp_path: Path) -> None:
+    ctl = [sys.executable, "-m", "distdiag", "ctl"]
+
+    with running(STUCK, tmp_path, world_size=2) as logs:
+        deadline = time.monotonic() + CAP_SECONDS
+        while sum(b'"kind":"call"' in path.read_bytes() for path in logs.glob("*.jsonl")) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        done = subprocess.run([*ctl, logs, "stacks"], capture_output=True, text=True, timeout=CAP_SECONDS, check=False)
+        tree = subprocess.run(
+            [sys.executable, "-m", "distdiag", "stacks", logs],
+            capture_output=True,
+            text=True,
+            timeout=CAP_SECONDS,
+            check=False,
+        )
+
+    assert done.returncode == 0, done.stderr
+    assert "2 of 2 ranks have done so" in done.stdout
+    assert "train.py" in tree.stdout
+
+
+def test_ranks_that_do_not_answer_are_named(tmp_path: Path) -> None:
+    stuck_logs(tmp_path)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "distdiag", "ctl", tmp_path, "detail", "up", "--ranks", "1-2", "--wait", "0.5"],
+        capture_output=True,
+        text=True,
+        timeout=CAP_SECONDS,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert "0 of 2 ranks have done so" in done.stdout
+    assert "no answer from ranks 1-2" in done.stderr
+
+
 def stuck_logs(directory: Path) -> Watched:
     """Logs of four ranks, the third of which never came."""
     watched = Watched(directory, world_size=4)
