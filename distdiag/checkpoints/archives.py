@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distdiag.checkpoints.layout import Shape
-from distdiag.checkpoints.metadata import DAMAGES
+from distdiag.checkpoints.metadata import DAMAGES, check_memo
 
 AT_ONCE_BYTES = 1 << 20
 SMALL_BYTES = 1 << 16
@@ -277,7 +277,9 @@ def read_content(archive: Archive, packed: zipfile.ZipFile) -> Content:
     if entry is None or entry.file_size > MAX_PICKLE_BYTES:
         raise BrokenError("the archive has no data.pkl that could be read")
     try:
-        unpickler = _Unpickler(packed.read(entry) if archive.checked else _unchecked(packed, entry))
+        data = packed.read(entry) if archive.checked else _unchecked(packed, entry)
+        check_memo(data)
+        unpickler = _Unpickler(data)
         value = unpickler.load()
     except (*BROKEN, *DAMAGES) as error:
         raise BrokenError(f"data.pkl is no whole pickle ({str(error) or type(error).__name__})") from error

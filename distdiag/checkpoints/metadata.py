@@ -7,6 +7,7 @@ writes lead to plain stand-ins, and every other name ends the reading.
 import io
 import math
 import pickle
+import pickletools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ MAX_BYTES = 1 << 30
 """Thousands of ranks with thousands of tensors need some hundred megabytes."""
 MAX_ELEMENTS = 1 << 62
 READ_AHEAD_BYTES = 1 << 17
+_MEMO = ("PUT", "BINPUT", "LONG_BINPUT")
 
 DAMAGES = (
     pickle.UnpicklingError,
@@ -136,11 +138,19 @@ class _Unpickler(pickle.Unpickler):
         return _STAND_INS[module, name]
 
 
+def check_memo(data: bytes) -> None:
+    """Refuse a pickle whose memo has places far beyond its end: the unpickler makes room for all places below."""
+    for instruction, argument, _ in pickletools.genops(data):
+        if instruction.name in _MEMO and int(argument or 0) > len(data):
+            raise RefusedError(f"it asks for room for {argument} values, and has {len(data)} bytes")
+
+
 def read_metadata(data: bytes) -> Layout:
     """Return the layout that a ``.metadata`` file holds; raise ``UnreadableError`` for whatever is not one."""
     if len(data) > MAX_BYTES:
         raise UnreadableError(f"it has {len(data)} bytes, and at most {MAX_BYTES} are read")
     try:
+        check_memo(data)
         root = _Unpickler(io.BufferedReader(io.BytesIO(data), READ_AHEAD_BYTES)).load()
         return _layout(root)
     except RefusedError:

@@ -150,6 +150,13 @@ def test_names_that_no_metadata_needs_are_refused(function: Any) -> None:
         read_metadata(pickle.dumps(hidden))
 
 
+def test_pickle_that_asks_for_all_memory_is_refused() -> None:
+    bomb = b"\x80\x04" + b"]" + b"r" + (1 << 31).to_bytes(4, "little") + b"."
+
+    with pytest.raises(RefusedError, match="asks for room for 2147483648 values"):
+        read_metadata(bomb)
+
+
 @given(st.binary(max_size=200), st.integers(0, 2000), st.integers(0, 2000))
 @settings(max_examples=300, deadline=None)
 def test_damaged_metadata_are_unreadable_and_nothing_else(junk: bytes, at: int, until: int) -> None:
