@@ -89,13 +89,12 @@ def without_collecting() -> Iterator[None]:
 
 
 def decode_piece(text: bytes) -> tuple[list[Event], int]:
-    """Return the events of a piece, and how many could not be read."""
-    whole = b"[" + text + b"]"
+    """Return the events of a list, and how many could not be read."""
     with contextlib.suppress(*UNREADABLE):
-        return _events.decode(whole), 0
+        return _events.decode(text), 0
     with contextlib.suppress(*UNREADABLE):
-        return _events.decode(_mended(whole)), 0
-    read = _one_by_one(text)
+        return _events.decode(_mended(text)), 0
+    read = _one_by_one(text[1:-1])
     return read.events, read.unreadable + read.cut
 
 

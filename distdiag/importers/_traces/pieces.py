@@ -45,7 +45,7 @@ class Pieces:
     """How an event begins."""
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield events, separated by commas; raise ``NotATraceError`` where there are none, ``OSError`` as reading."""
+        """Yield lists of events as JSON; raise ``NotATraceError`` where there are none, ``OSError`` as reading."""
         content = self._content()
         buffer = self._after_head(content)
         enough = CHUNK_BYTES
@@ -56,7 +56,7 @@ class Pieces:
                 # Looking again at what had no boundary pays only when much has been added.
                 enough = CHUNK_BYTES if cut is not None else 2 * len(buffer)
                 if cut is not None:
-                    yield buffer[: cut[0]]
+                    yield b"".join((b"[", memoryview(buffer)[: cut[0]], b"]"))
                     buffer = buffer[cut[1] :]
             buffer = buffer + chunk if buffer else chunk.lstrip()
             if len(buffer) > MAX_PIECE_BYTES:

@@ -94,6 +94,7 @@ def _read(path: Path) -> Trace:
         events, unreadable = decode_piece(piece)
         columns.unreadable += unreadable
         columns.add(events)
+        del piece, events  # or they would stay while the next ones are made
     ending = decode_ending(pieces.head, pieces.tail)
     columns.unreadable += ending.unreadable
     columns.add(ending.events)
