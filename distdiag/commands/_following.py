@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from distdiag.commands._metrics import Metrics
 from distdiag.commands._notices import Notices
 from distdiag.errors import DistdiagError
 from distdiag.live.alarms import Alarm, Change
@@ -36,6 +37,7 @@ class Session:
     interval_seconds: float = 1.0
     exit_on: Collection[str] = ()
     """Kinds of alarms that end it with code 1."""
+    metrics: Metrics | None = None
     _fatal: int | None = None
     _fatal_since: float = 0.0
     _over_since: float | None = None
@@ -48,7 +50,10 @@ class Session:
         for what, alarm in changes:
             if self._fatal is None and what in ("raised", "changed") and alarm.kind in self.exit_on:
                 self._fatal, self._fatal_since = alarm.number, now
-        return snapshot_of(self.watch), changes
+        snapshot = snapshot_of(self.watch)
+        if self.metrics is not None:
+            self.metrics.snapshot = snapshot
+        return snapshot, changes
 
     def ends_with(self) -> Alarm | None:
         """Return the alarm that ends the watch, once its verdict is there or is not to be had."""

@@ -37,6 +37,9 @@ def _kinds(context: click.Context, parameter: click.Parameter, value: str | None
     "--on-alarm", metavar="COMMAND", help="Run it for each alarm: facts in DISTDIAG_ALARM…, JSON on its input."
 )
 @click.option("--webhook", metavar="URL", help="Post each alarm there, as JSON.")
+@click.option(
+    "--prometheus", metavar="[HOST:]PORT", help="Serve metrics there, on the loopback unless a host is given."
+)
 @click.option("--no-verdict", is_flag=True, help="Do not analyse the logs when an alarm is raised.")
 def command(
     logs: Path,
@@ -46,6 +49,7 @@ def command(
     exit_on: tuple[str, ...],
     on_alarm: str | None,
     webhook: str | None,
+    prometheus: str | None,
     no_verdict: bool,
 ) -> int:
     """Watch a running job through its logs: ranks, groups, who makes the others wait, and alarms.
@@ -56,12 +60,16 @@ def command(
     Exit code: 0 the job ended or you left, 1 an alarm of --exit-on (with --once: any alarm), 2 it cannot be watched.
     """
     from distdiag.commands import _following
+    from distdiag.commands._metrics import Metrics
     from distdiag.commands._notices import Notices
     from distdiag.live.watch import Watch
 
     watch = Watch(logs, explain=not no_verdict)
     notices = Notices(logs=str(logs), command=on_alarm, webhook=webhook)
-    session = _following.Session(watch=watch, notices=notices, interval_seconds=interval, exit_on=exit_on)
+    metrics = Metrics(prometheus) if prometheus else None
+    session = _following.Session(
+        watch=watch, notices=notices, interval_seconds=interval, exit_on=exit_on, metrics=metrics
+    )
     try:
         if once:
             return _following.once(session, form)
@@ -73,3 +81,5 @@ def command(
     finally:
         watch.close()
         notices.finish()
+        if metrics is not None:
+            metrics.close()

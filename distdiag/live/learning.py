@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distdiag import events
-from distdiag.live.ranks import OPEN_CALLS_KEPT, MemorySample, OpenPhase, RankState, StepTimes
+from distdiag.live.ranks import GROUPS_KEPT, OPEN_CALLS_KEPT, OTHERS, MemorySample, OpenPhase, RankState, StepTimes
 
 MEMORY_EVERY_NS = 2_000_000_000
 """A trend of memory needs no more samples than that."""
@@ -86,11 +86,23 @@ def _take_step(state: RankState, step: events.Step) -> None:
         if step.end_ns > state.progress_ns:
             state.last_ns = state.progress_ns = step.end_ns
         state.started = True
+    for key, sums in step.rollups.items():
+        _add(state, key.rpartition("/")[0], sums)
     if step.facts:
         state.facts.update(step.facts)
         tokens = step.facts.get("tokens")
         if isinstance(tokens, int | float):
             state.tokens.append((state.progress_ns, float(tokens)))
+
+
+def _add(state: RankState, name: str, sums: dict[str, int]) -> None:
+    group = state.groups.of(state.rank, name)
+    label = group.label if group else name
+    if label not in state.spent and len(state.spent) >= GROUPS_KEPT:
+        label = OTHERS
+    total = state.spent.setdefault(label, {})
+    for what, value in sums.items():
+        total[what] = total.get(what, 0) + value
 
 
 def _own_ns(state: RankState, step: events.Step, duration: int) -> int | None:

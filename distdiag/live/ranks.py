@@ -15,6 +15,9 @@ MEMORY_KEPT = 90
 OPEN_CALLS_KEPT = 64
 """Some backends never report the end of a call."""
 FAILURES_KEPT = 8
+GROUPS_KEPT = 16
+"""Groups of a rank of which sums are kept apart; those of more are ``OTHERS``."""
+OTHERS = "other"
 STILL_NS = 2_000_000_000
 """A rank that made no progress for so long does not compute beside its open calls."""
 JOINING = frozenset({"init_process_group", "new_group", "split_group", "destroy_process_group"})
@@ -53,7 +56,7 @@ class RankState:
         "activity", "activity_since_ns", "arrived", "attempt", "batch_since_ns", "busy_ns", "busy_since_ns", "died",
         "ended", "facts", "failed_call", "groups", "header", "last_call", "last_ns", "limit_seconds", "longest_ns",
         "memory", "open_calls", "path", "paths", "phase", "phases", "progress_ns", "pulse_calls", "raised", "rank",
-        "sequences", "signatures", "stack", "started", "step", "steps", "steps_seen", "tokens", "waiting",
+        "sequences", "signatures", "spent", "stack", "started", "step", "steps", "steps_seen", "tokens", "waiting",
     )  # fmt: skip
 
     def __init__(self, rank: int, header: events.Header, groups: Groups) -> None:
@@ -91,6 +94,8 @@ class RankState:
         self.steps: deque[StepTimes] = deque(maxlen=STEPS_KEPT)
         self.steps_seen = 0
         self.tokens: deque[tuple[int, float]] = deque(maxlen=STEPS_KEPT)
+        self.spent: dict[str, dict[str, int]] = {}
+        """By group: ``wait_ns``, ``duration_ns``, ``bytes`` and ``calls`` of the collectives of all steps seen."""
         self.facts: dict[str, Any] = {}
         self.memory: deque[MemorySample] = deque(maxlen=MEMORY_KEPT)
         self.stack: events.Stack | None = None

@@ -52,6 +52,8 @@ class RankRow(msgspec.Struct, kw_only=True, frozen=True):
     """Steps that were seen to end."""
     trouble: float
     """For sorting: the more, the sooner one has to look at it."""
+    spent: dict[str, dict[str, int]] = {}
+    """By group: sums over the collectives of all steps seen, ``wait_ns``, ``duration_ns``, ``bytes``, ``calls``."""
     strip: tuple[tuple[int, float], ...] = ()
     """Newest steps, and how long each took without waiting, in seconds."""
 
@@ -173,6 +175,7 @@ def _row(job: Job, state: RankState, waiting: Waiting | None, accused: set[int])
         memory_bytes=memory.used_bytes if memory else None,
         memory_limit_bytes=memory.limit_bytes if memory else None,
         steps=state.steps_seen,
+        spent=state.spent,
         trouble=trouble + WORST * (state.rank in accused) + WORST / 2 * (shown in ("died", "silent")),
         strip=tuple((s.step, s.own_ns / 1e9) for s in list(state.steps)[-STRIP_STEPS:] if s.own_ns is not None),
     )

@@ -16,7 +16,8 @@ def state_line(snapshot: Snapshot) -> str:
     """Return the state of a job as one line."""
     told: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(snapshot, alarms=()), str_keys=True)
     for row in told["ranks"]:
-        del row["strip"], row["trouble"]
+        for internal in ("strip", "trouble", "spent"):
+            del row[internal]
     moment = told.pop("wall_ns") / 1e9
     alarms = [alarm.told() for alarm in snapshot.alarms]
     return _line({"schema": SCHEMA, "event": STATE, "time": moment, **told, "alarms": alarms})
