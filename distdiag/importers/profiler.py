@@ -119,12 +119,12 @@ def _rows(trace: Trace) -> Iterator[Mapping[str, Any]]:
     found = False
     for timeline in timelines(trace):
         found = True
-        yield _row(timeline)
+        yield {**_row(timeline), "notes": (*timeline.notes, *trace.notes)}
     if not found:
         told = {name: type_ for name, type_ in PROFILE_COLUMNS.items() if name not in ("rank", "file")}
         nothing = {name: 0 if type_ == "int64" else () for name, type_ in told.items()}
         reason = NOTHING_BEFORE_LAST_STEP if len(trace.activity.start_ns) else NO_DEVICE_ACTIVITY
-        yield {**nothing, "device": None, "launch_delays_ns": None, "notes": (reason,)}
+        yield {**nothing, "device": None, "launch_delays_ns": None, "notes": (reason, *trace.notes)}
 
 
 def _row(timeline: Timeline) -> Mapping[str, Any]:

@@ -8,7 +8,12 @@ from distdiag.reporters import words
 from distdiag.reporters._lines import Line, Span, table, wrap
 
 TITLE = "Profiler traces"
+LEGEND = (
+    "neither: copies and communication alone; overlap: communication that computing hides; exposed: communication "
+    "that it does not, of the window"
+)
 MOST_ROWS = 12
+MOST_NOTES = 6
 NOTABLE_PCT = 50.0
 """A rank that came last less often is not worth a sentence."""
 NOTABLE_SHARE = 0.01
@@ -30,7 +35,8 @@ def profile_lines(profiles: Sequence[Mapping[str, Any]], width: int) -> list[Lin
     lines += table(rows, indent=2, width=width, styles=["dim", *[""] * len(shown)])
     if len(profiles) > MOST_ROWS:
         lines.append((Span(f"  and {len(profiles) - MOST_ROWS} more: --format json has them all", "dim"),))
-    for sentence in (*_reasons(profiles), *_last(profiles)):
+    lines += [(Span(f"  {line}", "dim"),) for line in wrap(LEGEND, width - 2)]
+    for sentence in (*_reasons(profiles), *_last(profiles), *_notes(profiles)):
         lines += [(Span("  "), Span(line)) for line in wrap(sentence, width - 2)]
     return lines
 
@@ -68,6 +74,16 @@ def _reasons(profiles: Iterable[Mapping[str, Any]]) -> list[str]:
                 ranks.setdefault(f"{what}: {reason}", set()).add(row["rank"])
                 break
     return [f"{words.name_ranks(of)}: {reason}" for reason, of in ranks.items()]
+
+
+def _notes(profiles: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return what limits the numbers, each with the ranks it is true of."""
+    ranks: dict[str, set[int]] = {}
+    for row in profiles:
+        for note in row["notes"]:
+            if note not in row["unknown"].values():
+                ranks.setdefault(note, set()).add(row["rank"])
+    return [f"{words.name_ranks(of)}: {note}" for note, of in list(ranks.items())[:MOST_NOTES]]
 
 
 def _last(profiles: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -156,10 +156,9 @@ def measure(what: str, program: str, file: Path) -> None:
     took = sorted(float(run[0]) for run in runs)
     used = sorted(float(run[1]) for run in runs)
     peak, before = (max(float(run[column]) for run in runs) for column in (2, 3))
-    median, least = took[len(took) // 2], took[0]
     sys.stdout.write(
-        f"{what:<12} {median:6.2f} s (best {least:.2f}), processor {used[len(used) // 2]:.2f} s   peak {peak:5.0f} MiB, "
-        f"{before:.0f} of them before reading   {runs[0][4]}"
+        f"{what:<12} {took[len(took) // 2]:6.2f} s (best {took[0]:.2f}), processor {used[len(used) // 2]:.2f} s   "
+        f"peak {peak:5.0f} MiB, {before:.0f} of them before reading   {runs[0][4]}"
     )
 
 
