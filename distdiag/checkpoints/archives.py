@@ -150,7 +150,10 @@ def broken_records(window: Window, archive: Archive, packed: zipfile.ZipFile) ->
         start = entry.header_offset
         try:
             start = payload_start(window, entry)
-            if archive.checked:
+            if archive.checked and entry.compress_type == zipfile.ZIP_STORED:
+                if _digest(window, start, start + entry.file_size, 0) != entry.CRC:
+                    raise BrokenError("Bad CRC-32")
+            elif archive.checked:
                 with packed.open(entry) as record:
                     while record.read(AT_ONCE_BYTES):
                         pass
