@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 from distdiag.analyzers._wording import counted, named, seconds, verb
 from distdiag.analyzers.investigation.trust import data_in_words
+from distdiag.analyzers.performance import accusations
 from distdiag.analyzers.slowness.judged import judge
 from distdiag.analyzers.slowness.pauses import Pauses, pauses_in
 from distdiag.findings import Finding, Severity
@@ -52,6 +53,7 @@ def analyze(run: Run) -> Iterator[Finding]:
                     "call gc.disable(), and gc.collect() every few hundred steps, on all ranks in the same step",
                 ),
             )
+    yield from accusations.collections(run, CODE, NAME)
 
 
 def _summary(pauses: Pauses) -> str:

@@ -28,6 +28,16 @@ def even(step: int, dp: int, stage: int, microbatch: int) -> float:
     return 0.1
 
 
+Pause = Callable[[int, int, int], float]
+"""Seconds that the garbage collector takes of (step, data-parallel rank, stage)."""
+
+
+def never(step: int, dp: int, stage: int) -> float:
+    """No pause."""
+    del step, dp, stage
+    return 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """The size of a job."""
@@ -42,10 +52,10 @@ class Shape:
     """Computations say which microbatch they are of."""
 
 
-def operations(cost: Cost = even, shape: Shape | None = None) -> pd.DataFrame:
+def operations(cost: Cost = even, shape: Shape | None = None, pause: Pause = never) -> pd.DataFrame:
     """Return a table with the columns of such files."""
     shape = shape or Shape()
-    rows = [row for step in range(shape.steps) for row in _step(cost, shape, step)]
+    rows = [row for step in range(shape.steps) for row in _step(cost, shape, step, pause)]
     frame = pd.DataFrame(rows)
     frame["seq_id"] = (
         frame.sort_values("start_ts", kind="stable").groupby(["dp_rank", "stage", "step", "optype"]).cumcount()
@@ -86,7 +96,7 @@ def schedule(stage: int, shape: Shape) -> list[Pass]:
     return order + [virtual(BACKWARD, number) for number in range(count - warm, count)]
 
 
-def _step(cost: Cost, shape: Shape, step: int) -> list[dict[str, object]]:
+def _step(cost: Cost, shape: Shape, step: int, pause: Pause) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
 
     def add(op: str, dp: int, stage: int, start: float, end: float, microbatch: int = -1, chunk: int = -1) -> None:
@@ -110,7 +120,7 @@ def _step(cost: Cost, shape: Shape, step: int) -> list[dict[str, object]]:
         for stage in range(shape.stages):
             add("params-all-gather", dp, stage, 0.0, GATHER)
         ready |= {(dp, stage): end for stage, end in enumerate(_computations(cost, shape, step, dp, add))}
-    _tail(shape, ready, add)
+    _tail(shape, {worker: (end, pause(step, *worker)) for worker, end in ready.items()}, add)
     return rows
 
 
@@ -145,11 +155,12 @@ def _computations(cost: Cost, shape: Shape, step: int, dp: int, add: Callable[..
     return free
 
 
-def _tail(shape: Shape, ready: Mapping[tuple[int, int], float], add: Callable[..., None]) -> None:
-    at = dict(ready)
+def _tail(shape: Shape, ready: Mapping[tuple[int, int], tuple[float, float]], add: Callable[..., None]) -> None:
+    """Add what follows the computations; of each worker is told when it ended them, and how long it pauses then."""
+    at = {worker: sum(times) for worker, times in ready.items()}
     for dp in range(shape.dp):
         for stage in range(shape.stages):
-            add("gc", dp, stage, at[dp, stage], at[dp, stage])
+            add("gc", dp, stage, ready[dp, stage][0], at[dp, stage])
             add("layernorm-grads-all-reduce", dp, stage, at[dp, stage], at[dp, stage] + LAYERNORM)
             at[dp, stage] += LAYERNORM
         ends: Sequence[int] = sorted({0, shape.stages - 1})

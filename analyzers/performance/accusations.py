@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from distdiag.analyzers._wording import counted, named, seconds
-from distdiag.analyzers.performance.causes import STRAGGLING, Causes, causes_of
+from distdiag.analyzers.performance import job
+from distdiag.analyzers.performance.causes import GC_PAUSE, LAUNCH_DELAY, OTHER, STRAGGLING, Causes, causes_of
 from distdiag.analyzers.performance.what_if import Fix, WhatIf, what_if
 from distdiag.findings import Confidence, Finding, Severity
 from distdiag.run import Run
@@ -104,6 +105,52 @@ def uneven_sequences(run: Run, code: str, name: str) -> Iterator[Finding]:
     )
 
 
+def collections(run: Run, code: str, name: str) -> Iterator[Finding]:
+    """Yield one finding where garbage collections explain the loss."""
+    answer, causes = _asked(run)
+    if answer is None or causes is None or causes.word != GC_PAUSE:
+        return
+    of, fix = answer.job, answer.fixed_types[job.GARBAGE]
+    pauses = answer.work[(of.nodes["op"] == job.GARBAGE).to_numpy()]
+    paused = int((pauses.sum(axis=0) > 0).any(axis=0).sum())
+    yield Finding(
+        code=code,
+        name=name,
+        severity=_severity(answer),
+        summary=f"garbage collections pause workers for up to {_time(float(pauses.max()))}, each at a time of its own: "
+        f"if all took the same time, a step would take {_time(fix.seconds)} instead of {_time(answer.simulated)}",
+        cause="garbage-collection",
+        confidence=_confidence(answer, sure=True),
+        evidence=(
+            f"{paused} of {counted(len(of.steps), 'step')} have a collection",
+            _explained(answer, fix),
+            *_from(answer),
+        ),
+        action=(
+            "call gc.disable(), and gc.collect() every few hundred steps, on all ranks in the same step",
+            "call gc.freeze() when model and data are loaded: the collector leaves them alone then",
+        ),
+    )
+
+
+def unexplained_in(run: Run) -> str | None:
+    """Return that steps take longer than they could, where nothing explains it, with what varies the most."""
+    answer, causes = _asked(run)
+    if answer is None or causes is None or causes.word not in (LAUNCH_DELAY, OTHER):
+        return None
+    op, fix = max(answer.fixed_types.items(), key=lambda item: (item[1].share or 0.0, item[0]))
+    return (
+        f"A step takes {answer.slowdown:.2f}x as long as if all operations of a kind took the same time, and no "
+        "worker, stage or length of sequences explains half of that; "
+        f"{op} varies the most: {_share_of(fix):.0%} of it."
+    )
+
+
+def _share_of(fix: Fix) -> float:
+    """Return the share of the loss that goes away, 0 where nothing is lost."""
+    return 0.0 if fix.share is None else fix.share
+
+
 def _asked(run: Run) -> tuple[WhatIf | None, Causes | None]:
     answer = what_if(run)
     return answer, causes_of(answer) if answer is not None else None
@@ -121,7 +168,7 @@ def _instead(answer: WhatIf, fix: Fix) -> str:
 
 
 def _explained(answer: WhatIf, fix: Fix) -> str:
-    share = 0.0 if fix.share is None else fix.share
+    share = _share_of(fix)
     part = f"all ({share:.0%})" if share >= 1 else f"{share:.0%}"
     return (
         f"that is {part} of what a step loses against the {_time(answer.ideal)} that it would take if all operations "

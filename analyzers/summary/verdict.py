@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from distdiag.analyzers._wording import counted, named
 from distdiag.analyzers.investigation.sources import healthy_confidence, in_words, recorded
 from distdiag.analyzers.investigation.trust import data_in_words
+from distdiag.analyzers.performance.accusations import unexplained_in
 from distdiag.findings import Confidence, Finding, Severity, Verdict
 from distdiag.run import Run
 
@@ -84,7 +85,7 @@ def _nothing_in_tables(run: Run) -> Verdict:
     rows = " and ".join(f"{number:,} {name}" for name, number in run.quality.measured_rows.items())
     summary = f"nothing stands out in the {rows} measured on {counted(len(ranks), 'rank')}"
     if not run.operations.empty:
-        return Verdict(name=HEALTHY, summary=summary)
+        return Verdict(name=HEALTHY, summary="\n".join(filter(None, (summary, unexplained_in(run)))))
     return Verdict(
         name=HEALTHY,
         summary=summary,

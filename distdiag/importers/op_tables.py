@@ -4,6 +4,7 @@ A worker is one data-parallel rank of one pipeline stage. Parquet and CSV are re
 world) come from the few ``key: value`` lines of a ``meta*.yaml`` beside the table.
 """
 
+import functools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -111,7 +112,7 @@ def _not_one(files: Sequence[Path], tables: Sequence[Path]) -> DistdiagError:
 
 
 def _operations(table: Path) -> pd.DataFrame:
-    """Return the rows of a table in the declared columns, ordered by step, stage, data-parallel rank and start."""
+    """Return the rows of a table in the declared columns."""
     names = _named(table)
     values = _values(table, names)
     start = np.array(values["start"], dtype=np.float64)
@@ -131,13 +132,11 @@ def _operations(table: Path) -> pd.DataFrame:
     if (frame["duration_ns"] < 0).any():
         raise DistdiagError(f"operations in {table} end before they start", "times are seconds, on one clock")
     if "seq" not in frame:
-        frame = frame.sort_values("start_ns", kind="stable")
-        frame["seq"] = frame.groupby(_WORKER_STEP, observed=True).cumcount()
+        frame["seq"] = frame.sort_values("start_ns", kind="stable").groupby(_WORKER_STEP, observed=True).cumcount()
     for name in ("chunk", "microbatch", "global_chunk"):
         if name not in frame:
             frame[name] = NO_MEANING
-    ordered = frame.sort_values(["step", "stage", "dp", "start_ns", "op", "seq"], ignore_index=True)
-    return ordered[list(OPERATION_COLUMNS)]
+    return frame[list(OPERATION_COLUMNS)]
 
 
 def _named(table: Path) -> dict[str, str]:
@@ -197,11 +196,16 @@ def _columns(table: Path) -> list[str]:
 
 def _query(table: Path, query: str) -> duckdb.DuckDBPyRelation:
     try:
-        return duckdb.connect().sql(query)
+        return _database().sql(query)
     except duckdb.Error as error:
         raise DistdiagError(
             f"{table} cannot be read: {str(error).splitlines()[0]}", "was it copied whole? copy it again"
         ) from error
+
+
+@functools.cache
+def _database() -> duckdb.DuckDBPyConnection:
+    return duckdb.connect()
 
 
 def _source(table: Path) -> str:

@@ -258,6 +258,30 @@ def test_time_between_operations_is_launch_delay_and_no_slowdown(run_of: RunOf) 
     assert told["cause"] in (None, "launch-delay")
 
 
+def test_collections_at_different_times_are_the_cause(run_of: RunOf) -> None:
+    table = operations(jittered(even), Shape(dp=4, steps=8), lambda step, dp, stage: 1.0 if step % 4 == dp else 0.0)
+
+    report = diagnose(run_of.table(table))
+
+    assert [finding.name for finding in report.findings] == ["gc-pause"]
+    assert report.verdict.name == "gc-pause"
+    assert simulated(report)["cause"] == "gc-pause"
+
+
+def test_a_loss_that_nothing_explains_is_told_beside_a_healthy_verdict(run_of: RunOf) -> None:
+    table = operations(jittered(even), Shape(dp=4, steps=8))
+    scatter = table["optype"] == "grads-reduce-scatter"
+    table.loc[scatter & (table["step"] % 4 == 1), "duration"] += 1.5
+    table.loc[table["optype"].str.startswith("optimizer") & (table["step"] % 4 == 1), "start_ts"] += 1.5
+
+    report = diagnose(run_of.table(table))
+
+    assert report.verdict.name == "healthy"
+    assert simulated(report)["cause"] == "other"
+    assert "no worker, stage or length of sequences explains half" in report.verdict.summary
+    assert "grads-reduce-scatter" in report.verdict.summary
+
+
 def test_order_of_rows_and_numbers_of_stages_do_not_matter(run_of: RunOf) -> None:
     table = operations(jittered(slow_stage(3, 1.6)))
     shuffled = table.sample(frac=1.0, random_state=3).assign(stage=table["stage"] + 4, step=table["step"] * 100 + 7)
