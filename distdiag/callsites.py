@@ -23,7 +23,12 @@ OWN_FILES = (
     "commands/_program.py",
     "commands/run.py",
     "errors.py",
+    "events.py",
     "recorder.py",
+    "requests.py",
+    "settings.py",
+    "steps.py",
+    "thinning.py",
 )
 
 

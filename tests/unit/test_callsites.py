@@ -3,11 +3,13 @@
 import sys
 import sysconfig
 import threading
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
+import distdiag
 from distdiag import callsites
 from distdiag.callsites import CallSites, Site
 from tests.ranks import line_of
@@ -146,3 +148,13 @@ def test_user_frames_are_picked_from_a_traceback() -> None:
     ]
 
     assert CallSites().user_frames(trace) == ["/job/train.py:3 <module>", "/job/loss.py:4 f"]
+
+
+def test_frames_of_every_file_that_runs_in_the_job_are_no_user_frames() -> None:
+    reading = {"cli.py", "doctor.py", "engine.py", "findings.py", "stackframes.py"}
+    files = [file for file in Path(distdiag.__file__).parent.glob("*.py") if file.name not in reading]
+
+    frames = CallSites().user_frames([(str(file), 1, "function") for file in files])
+
+    assert len(files) > len(reading)
+    assert frames == []
