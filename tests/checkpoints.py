@@ -237,10 +237,10 @@ INJURIES = (
     Injury(
         name="two shards of different layouts are swapped",
         harm=lambda directory: swap(directory / "__0_0.distcp", directory / "__3_0.distcp"),
-        kind="no-archive",
+        kind="swapped",
         finding=CORRUPT,
-        names=r"^__[03]_0\.distcp",
-        bare="no-archive",
+        names=r"^__0_0\.distcp and __3_0\.distcp hold what belongs into the other one: the two were swapped",
+        bare="swapped",
     ),
     Injury(
         name="two shards of one layout are swapped",

@@ -1,5 +1,6 @@
 """What is said beside the problems of a sharded checkpoint: files that are over, observations, facts."""
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,13 +9,15 @@ from pathlib import Path
 from distdiag.checkpoints import usage
 from distdiag.checkpoints.hashes import like
 from distdiag.checkpoints.layout import Layout
-from distdiag.checkpoints.problems import Facts, Problem, and_more
+from distdiag.checkpoints.problems import CORRUPT, Facts, Problem, and_more
 from distdiag.checkpoints.records import FileRecord
-from distdiag.checkpoints.shards import Entry, Read
+from distdiag.checkpoints.shards import Entry, Read, read_shards
 
 SHARD_LIKE = re.compile(r".*distcp.*|__\d+_\d+\b.*", re.IGNORECASE)
 OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
 KNOWN_VERSIONS = (None, "1.0.0")
+FIT_ANYWHERE = ("missing-file", "hash", "swapped", "duplicate")
+"""What says nothing against a file being read as another one: of one layout, each fits in the other's place."""
 STEP_NAMES = ("step", "global_step", "iteration")
 """Names under which programs save the step they are at."""
 
@@ -49,6 +52,29 @@ def renamed(
         else:
             told.append(problem)
     return told
+
+
+def exchanged(directory: Path, problems: Sequence[Problem], files: Mapping[str, Sequence[Entry]]) -> list[Problem]:
+    """Say of two files that only fit one another's place that they were swapped, instead of all that follows of it."""
+    hurt = sorted({each.file for each in problems if each.file in files and each.kind not in FIT_ANYWHERE})
+    sizes = {name: (directory / name).stat().st_size for name in hurt if (directory / name).is_file()}
+    needed = {name: max(entry.item.end for entry in files[name]) for name in sizes}
+    told = list(problems)
+    for one, other in itertools.combinations(sizes, 2):
+        if (sizes[one], sizes[other]) == (needed[other], needed[one]) and _fit(directory, files, one, other):
+            summary = f"{one} and {other} hold what belongs into the other one: the two were swapped"
+            told = [problem for problem in told if problem.file not in (one, other)]
+            told.append(Problem(finding=CORRUPT, kind="swapped", summary=summary, file=one))
+    return told
+
+
+def _fit(directory: Path, files: Mapping[str, Sequence[Entry]], one: str, other: str) -> bool:
+    """Return whether nothing is wrong with two files if each is read as the other one."""
+    turned = {
+        name: [replace(entry, item=replace(entry.item, file=name)) for entry in files[instead]]
+        for name, instead in ((one, other), (other, one))
+    }
+    return not read_shards(directory, turned, contents=True).problems
 
 
 def notes_of(

@@ -12,7 +12,7 @@ from distdiag.checkpoints.layout import Layout, Tensor, box, merged
 from distdiag.checkpoints.metadata import RefusedError, UnreadableError, read_metadata
 from distdiag.checkpoints.problems import CORRUPT, INCOMPLETE, Facts, Problem, Verification
 from distdiag.checkpoints.records import FOLDER, FileRecord, in_words, read_records
-from distdiag.checkpoints.remarks import facts_of, notes_of, renamed, surplus_of
+from distdiag.checkpoints.remarks import exchanged, facts_of, notes_of, renamed, surplus_of
 from distdiag.checkpoints.shards import Entry, entries_by_file, read_shards
 
 METADATA = ".metadata"
@@ -60,6 +60,7 @@ def verify_sharded(directory: Path, told: Told, *, contents: bool = True) -> Ver
             compared = with_logs(compared, directory, told.files, files)
         problems += compared.problems
         hashed |= compared.hashed | (told_of & set(names))
+        problems = exchanged(directory, problems, files)
     problems += _told(records, told)
     problems = renamed(directory, problems, records, surplus_of(directory, files))
     notes += notes_of(directory, layout, read, damaged, files)

@@ -68,8 +68,8 @@ def _whole(found: Verification, width: int) -> list[Line]:
 
 def _rest(found: Verification, width: int) -> list[Line]:
     lines = _block("Worth a look", found.notes, width)
-    unknown = [f"{each}: the save left no hashes" for each in found.unknowable]
-    return lines + _block("Not known here", unknown, width)
+    unknown = f"the save left no hashes; without them these look whole: {'; '.join(found.unknowable)}"
+    return lines + _block("Not known here", [unknown] if found.unknowable else [], width)
 
 
 def _headline(word: str, style: str, summary: str, label: str, width: int) -> list[Line]:
