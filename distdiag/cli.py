@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import click
 
-from distdiag.commands import analyze, checkpoint, ctl, demo, doctor, explain, stacks, trace, watch
+from distdiag.commands import analyze, checkpoint, ctl, demo, doctor, explain, memory, stacks, trace, watch
 from distdiag.errors import DistdiagError
 
 CANNOT = 2
@@ -47,6 +47,7 @@ cli.add_command(explain.command)
 cli.add_command(stacks.command)
 cli.add_command(trace.command)
 cli.add_command(checkpoint.command)
+cli.add_command(memory.command)
 cli.add_command(demo.command)
 cli.add_command(doctor.command)
 cli.add_command(run_command)

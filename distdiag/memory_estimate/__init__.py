@@ -8,13 +8,13 @@ A step is played through backwards (``timeline``), with what each operation keep
 lies on a rank (``sharding``). Nothing here imports torch.
 """
 
+from distdiag.memory_estimate.answer import Answer, answer
 from distdiag.memory_estimate.changes import Change, changes
 from distdiag.memory_estimate.config import from_config, read_config
 from distdiag.memory_estimate.estimate import Estimate, Line, StageEstimate, estimate
 from distdiag.memory_estimate.layout import Layout, Schedule, Sharding
 from distdiag.memory_estimate.ledger import STATES, Item
 from distdiag.memory_estimate.model import Model, opaque, transformer
-from distdiag.memory_estimate.questions import answers
 from distdiag.memory_estimate.traffic import sent_bytes
 from distdiag.memory_estimate.training import (
     OPTIMIZERS,
@@ -32,6 +32,7 @@ __all__ = [
     "OPTIMIZERS",
     "PRECISIONS",
     "STATES",
+    "Answer",
     "AttentionKind",
     "Change",
     "Estimate",
@@ -48,7 +49,7 @@ __all__ = [
     "Sharding",
     "StageEstimate",
     "Training",
-    "answers",
+    "answer",
     "changes",
     "estimate",
     "from_config",

@@ -1,7 +1,7 @@
 """What could be changed, each estimated anew: bytes saved, bytes sent more, work done more."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from distdiag.errors import DistdiagError
@@ -13,6 +13,10 @@ from distdiag.memory_estimate.training import OPTIMIZERS, AttentionKind, Loss, O
 
 WORTH_TELLING = 0.01
 """Changes that save less of the peak are left out."""
+ANOTHER_OPTIMIZER = "another optimizer"
+"""A price that is not paid without being asked: other numbers come out."""
+MOST_TOGETHER = 6
+"""With more changes at once it is another job."""
 RECOMPUTED = 1 / 3
 """Full recomputation runs one more forward, which is a third of forward and backward."""
 
@@ -33,6 +37,7 @@ class Change:
     """What it costs beside communication."""
     fits: bool | None
     """Whether it makes the job fit; None where the size of the device is not known."""
+    becomes: tuple[Layout, Training]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +59,23 @@ def changes(base: Estimate, device_bytes: int | None = None) -> tuple[Change, ..
     worth = [change for change in found if change.saved_bytes >= WORTH_TELLING * base.worst.total_bytes]
     needed = device_bytes is not None and base.worst.total_bytes > device_bytes
     return tuple(sorted(worth, key=_by_price if needed else _by_savings))
+
+
+def combined(base: Estimate, device_bytes: int) -> tuple[Change, ...]:
+    """Return changes that make the job fit together where none does alone; nothing where they do not suffice.
+
+    Each is what saves most after those before it, first of all of what sends nothing more.
+    """
+    applied: list[Change] = []
+    now = base
+    while now.worst.total_bytes > device_bytes and len(applied) < MOST_TOGETHER:
+        found = [each for each in changes(now, device_bytes) if each.price != ANOTHER_OPTIMIZER]
+        if not found:
+            return ()
+        chosen = min(found, key=lambda each: (not each.fits, each.sent_more_bytes > 0, -each.saved_bytes))
+        applied.append(chosen)
+        now = estimate(base.model, *chosen.becomes)
+    return tuple(applied) if now.worst.total_bytes <= device_bytes else ()
 
 
 def _by_price(change: Change) -> tuple[bool, int, int]:
@@ -83,6 +105,7 @@ def _tried(idea: _Idea, base: Estimate, sent: int, device_bytes: int | None) -> 
         sent_more_bytes=sent_then - sent,
         price=idea.price,
         fits=None if device_bytes is None else peak <= device_bytes,
+        becomes=(new.layout, new.training),
     )
 
 
@@ -125,6 +148,8 @@ def _parallel(layout: Layout, model: Model) -> Iterator[_Idea]:
             ("pipeline", "pipeline", "--pp"),
             ("context", "context", "--cp"),
         ):
+            if field != "pipeline" and (model.measured or not model.activations_known):
+                continue  # what it does to activations, and sends, is not known
             size = 2 * int(getattr(layout, field))
             price = "a bubble of idle ranks" if field == "pipeline" else "smaller matrices"
             changed = {**half, field: size}
@@ -188,7 +213,7 @@ def _numbers(training: Training) -> Iterator[_Idea]:
             name="8-bit Adam",
             option="--optimizer adam-8bit",
             training={"optimizer": OPTIMIZERS["adam-8bit"]},
-            price="another optimizer",
+            price=ANOTHER_OPTIMIZER,
         )
     if optimizer.step is not OptimizerStep.FUSED and optimizer.name.startswith("adam"):
         yield _Idea(
@@ -196,8 +221,3 @@ def _numbers(training: Training) -> Iterator[_Idea]:
         )
     if not training.bucket_views:
         yield _Idea(name="gradients as views of buckets", option="--bucket-views", training={"bucket_views": True})
-
-
-def best(found: Sequence[Change]) -> Change | None:
-    """Return the first change, if any."""
-    return found[0] if found else None

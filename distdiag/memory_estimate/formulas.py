@@ -24,8 +24,8 @@ class Setting:
 
 
 def count(number: float) -> str:
-    """Write a number of parameters or elements: ``8.03 B``, ``131 M``."""
-    for size, unit in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
+    """Write a number of parameters or elements: ``8.03 billion``, ``131 million``."""
+    for size, unit in ((1e12, " trillion"), (1e9, " billion"), (1e6, " million"), (1e3, " thousand")):
         if number >= size:
             return f"{number / size:.3g}{unit}"
     return f"{number:.0f}"
@@ -54,12 +54,12 @@ def formula(item: Item, size: int, stage: Stage, setting: Setting) -> str:
         Item.ACTIVATIONS: _activations(stage, setting),
         Item.SCORES: f"of a·s²·b{_over('t', layout.tensor)} each, in {len(stage.blocks)} layers",
         Item.LOGITS: f"{logits} · {FP32 if training.loss is Loss.FUSED else FP32 + precision.compute} bytes",
-        Item.LOGIT_GRADIENTS: f"{logits}, gradients beside what was saved",
-        Item.ATTENTION_TEMPORARIES: "gradients of scores, and what one attention computes again",
-        Item.TEMPORARIES: "gradients of activations and weights in the step that is fullest",
+        Item.LOGIT_GRADIENTS: f"{logits}, beside what was saved",
+        Item.ATTENTION_TEMPORARIES: "gradients of scores, or what is computed again",
+        Item.TEMPORARIES: "gradients of activations and weights in that step",
         Item.BUCKETS: _buckets(layout),
-        Item.BORDERS: f"s·b·h at the stage's borders, {layout.micro_batches} micro-batches",
-        Item.STEP: f"{training.optimizer.temporaries} tensors beside the states ({training.optimizer.step})",
+        Item.BORDERS: f"s·b·h at its borders, {layout.micro_batches} micro-batches",
+        Item.STEP: f"{training.optimizer.temporaries} of a parameter's size ({training.optimizer.step})",
         Item.CONTEXT: "as given, or assumed for the device",
         Item.FRAGMENTATION: f"{training.fragmentation:.1%} of all tensors",
     }
@@ -125,8 +125,8 @@ def _activations(stage: Stage, setting: Setting) -> str:
     if stage.in_flight > 1:
         held += f" · {stage.in_flight} in flight"
     if training.recompute is Recompute.FULL:
-        return f"{held} · s·b·h · {one.stream / plane:.3g} bytes, and one layer · s·b·h · {of_one:.3g}"
-    return f"{held} · s·b·h · {of_one:.3g} bytes, s·b·h = {count(plane)}"
+        return f"s·b·h · ({held} · {one.stream / plane:.3g} + one layer · {of_one:.3g} bytes)"
+    return f"s·b·h · {held} · {of_one:.3g} bytes"
 
 
 def _buckets(layout: Layout) -> str:
@@ -134,4 +134,4 @@ def _buckets(layout: Layout) -> str:
         Sharding.DDP: "a copy of all gradients in DDP's buckets",
         Sharding.ZERO_1_TENSORS: "a copy of all gradients in DDP's buckets",
         Sharding.FSDP: "input of a reduce-scatter: one unit's gradients",
-    }.get(layout.sharding, "a bucket of up to 5e8 gradients (DeepSpeed's default)")
+    }.get(layout.sharding, "a bucket of up to 5e8 gradients (DeepSpeed)")

@@ -77,7 +77,6 @@ class Ledger:
         """Count ``size`` bytes as another item from now on."""
         self.now[source] = self.now.get(source, 0) - size
         self.now[target] = self.now.get(target, 0) + size
-        self._look()
 
     def _look(self) -> None:
         if self.total >= self._most:

@@ -1,11 +1,13 @@
 """What a model is made of: its weights by place, and what the passes through a block depend on."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from distdiag.errors import DistdiagError
+
+UNKNOWN = "weights"
+"""Name of the weights of a layer of which only the total is known."""
 
 
 class Split(StrEnum):
@@ -81,6 +83,10 @@ class Block:
     mlp: Mlp | None = None
     measured_bytes: int | None = None
     """What the block saved for its backward when it ran on the meta device, with its examples."""
+    largest_bytes: int = 0
+    """The largest tensor of these: its gradient is what the backward makes beside."""
+    input_bytes: int = 0
+    """What came in then, which is all that full recomputation keeps."""
 
     @property
     def elements(self) -> int:
@@ -105,6 +111,8 @@ class Model:
     norm_statistics: int = 2
     """Numbers that a norm keeps per token: mean and deviation, or the deviation alone."""
     origin: str = "numbers"
+    measured_outside_bytes: int = 0
+    """What operations outside the blocks saved on the meta device."""
 
     @property
     def elements(self) -> int:
@@ -122,6 +130,16 @@ class Model:
     def activations_known(self) -> bool:
         """Whether the passes through the blocks can be described."""
         return all(block.attention is not None or block.measured_bytes is not None for block in self.blocks)
+
+    @property
+    def layers_known(self) -> bool:
+        """Whether the size of a layer is more than that of the model."""
+        return len(self.blocks) > 1 or self.activations_known
+
+    @property
+    def measured(self) -> bool:
+        """Whether activations come from a run on the meta device."""
+        return any(block.measured_bytes is not None for block in self.blocks)
 
 
 def transformer(
@@ -195,13 +213,8 @@ def opaque(parameters: int, layers: int, *, name: str = "model", origin: str = "
     if parameters < 1 or layers < 1:
         raise DistdiagError(f"{parameters} parameters in {layers} layers is no model", "see --parameters and --layers")
     sizes = [parameters // layers + (number < parameters % layers) for number in range(layers)]
-    blocks = [Block(weights=(Weight(name="weights", rows=size, split=Split.ROWS),)) for size in sizes]
+    blocks = [Block(weights=(Weight(name=UNKNOWN, rows=size, split=Split.ROWS),)) for size in sizes]
     return Model(name=name, blocks=tuple(blocks), origin=origin)
-
-
-def likely_hidden(parameters: float, layers: int) -> int:
-    """Return the width at which blocks of 12·h² parameters make up a model (Korthikanti et al. 2022, eq. A.1)."""
-    return round(math.sqrt(parameters / (12 * layers)))
 
 
 def _norms(hidden: int, layer_norm: bool, *names: str) -> list[Weight]:

@@ -59,12 +59,12 @@ def _in_flight(rank: int, layout: Layout) -> int:
     return min(m * v, 2 * (p - rank - 1) + (v - 1) * p + 1)
 
 
-def border_bytes(stage: Stage, layout: Layout, stream: int, *, accumulates: bool) -> int:
-    """Return what lies at the borders of a stage, beside what its blocks keep; ``stream`` is one micro-batch there.
+def border_bytes(stage: Stage, layout: Layout, stream: int, *, held: int, accumulates: bool) -> int:
+    """Return what lies at the borders of a stage beside what its blocks keep of ``held`` parts of the batch.
 
-    As ``torch.distributed.pipelining`` has it: a buffer for the input and for the output's gradient of every
-    micro-batch of the step, of which the inputs in flight are what the first norm keeps; the outputs of what is in
-    flight and of one that is being sent; one gradient that is being sent.
+    ``stream`` is one micro-batch there. As ``torch.distributed.pipelining`` has it: a buffer for the input and for
+    the output's gradient of every micro-batch of the step, of which the inputs that are held are what the first norm
+    keeps; the outputs of what is held and of one that is being sent; one gradient that is being sent.
     """
     if layout.pipeline == 1:
         return 0
@@ -72,6 +72,7 @@ def border_bytes(stage: Stage, layout: Layout, stream: int, *, accumulates: bool
     behind = chunks - stage.first
     """Parts that have one before them."""
     ahead = chunks - stage.last
-    inputs = behind * batches - stage.in_flight * behind // chunks
-    outputs = ahead * min(batches, -(-stage.in_flight // chunks) + 1)
+    sent = layout.schedule is not Schedule.GPIPE
+    inputs = behind * batches - held * behind // chunks
+    outputs = ahead * min(batches, -(-held // chunks) + sent)
     return stream * (max(inputs, 0) + ahead * batches + outputs + (behind > 0 and accumulates))

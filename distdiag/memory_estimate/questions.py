@@ -1,10 +1,11 @@
 """The questions in the order in which a layout is found: the model, a layer, the topology, memory or throughput."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from distdiag.errors import DistdiagError
 from distdiag.memory_estimate import sharding
+from distdiag.memory_estimate.changes import Change, combined
 from distdiag.memory_estimate.estimate import Estimate, estimate
 from distdiag.memory_estimate.layout import Layout, Sharding
 from distdiag.memory_estimate.tape import tape
@@ -21,13 +22,13 @@ def gib(size: float) -> str:
     return f"{size / (1 << 20):.3g} MiB" if size >= 1 << 20 else f"{size / 1024:.3g} KiB"
 
 
-def answers(base: Estimate, device_bytes: int | None, per_node: int) -> Mapping[str, str]:
-    """Return the answer to each question; ``per_node`` devices share the fast links."""
+def answers(base: Estimate, device_bytes: int | None, per_node: int, found: Sequence[Change]) -> Mapping[str, str]:
+    """Return the answer to each question; ``per_node`` devices share the fast links, ``found`` would lower the peak."""
     return {
         "Does the model fit?": _model(base, device_bytes),
         "Does a layer fit?": _layer(base, device_bytes),
         "What topology?": _topology(base, per_node),
-        "Memory or throughput?": _throughput(base, device_bytes),
+        "Memory or throughput?": _throughput(base, device_bytes, found),
     }
 
 
@@ -49,13 +50,15 @@ def _model(base: Estimate, device_bytes: int | None) -> str:
 
 def _layer(base: Estimate, device_bytes: int | None) -> str:
     model, layout, training = base.model, base.layout, base.training
+    if not model.layers_known:
+        return "how large a layer is, is not known: say --layers"
     sizes = []
     for block in {id(each): each for each in model.blocks}.values():
         weights = sharding.total(block.weights, layout) * training.precision.compute
         sizes.append((2 * weights + tape(block, model, layout, training).saved, weights))
     size, weights = max(sizes)
     parts = f"{gib(weights)} of weights, as much of gradients"
-    if training.sequence:
+    if size > 2 * weights:
         parts += f", {gib(size - 2 * weights)} of activations"
     answer = f"the largest layer takes {gib(size)} while it computes: {parts}"
     if device_bytes is None:
@@ -69,7 +72,7 @@ def _topology(base: Estimate, per_node: int) -> str:
     layout = base.layout
     sent = sent_bytes(base.model, layout, base.training)
     if not sent:
-        return "one rank sends nothing"
+        return "nothing is sent: say --dp, --tp or --pp for more than one rank"
     size = 1
     within: list[str] = []
     across: list[str] = []
@@ -89,20 +92,33 @@ def _topology(base: Estimate, per_node: int) -> str:
     told += [f"between nodes: {', '.join(across)}"] if across else []
     if layout.tensor > per_node:
         told.append(f"tensor parallel {layout.tensor} leaves the node: it sends in every layer, keep it inside")
-    return "a rank sends in a step " + "; ".join(told)
+    unknown = (
+        "; what activations send is not known" if not base.training.sequence and layout.world > layout.data else ""
+    )
+    return "a rank sends in a step " + "; ".join(told) + unknown
 
 
-def _throughput(base: Estimate, device_bytes: int | None) -> str:
+def _throughput(base: Estimate, device_bytes: int | None, found: Sequence[Change]) -> str:
     if device_bytes is None:
         return "say --device-gib for what would fit"
     room = device_bytes - base.worst.total_bytes
     if room < 0:
-        return f"memory: {gib(-room)} are missing"
+        return f"memory: {gib(-room)} are missing; {_remedy(base, device_bytes, found)}"
     spent = [name for name, layout, training in _luxuries(base) if _fits(base, layout, training, device_bytes)]
     answer = f"{gib(room)} are free"
     if not spent:
         return f"neither is in the way: {answer}, and what would be faster does not fit"
     return f"throughput: {answer}, enough for {' or '.join(spent)}"
+
+
+def _remedy(base: Estimate, device_bytes: int, found: Sequence[Change]) -> str:
+    if found and found[0].fits:
+        return f"{found[0].option} is enough, with {gib(device_bytes - found[0].peak_bytes)} to spare"
+    together = combined(base, device_bytes)
+    if not together:
+        return "no change and no six of them make it fit: it needs more ranks, or a smaller model"
+    room = gib(device_bytes - together[-1].peak_bytes)
+    return f"no single change is enough, {', then '.join(each.option for each in together)} are: {room} to spare"
 
 
 def _luxuries(base: Estimate) -> Iterator[tuple[str, Mapping[str, object], Mapping[str, object]]]:

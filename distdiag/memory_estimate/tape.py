@@ -92,9 +92,10 @@ def tape(block: Block, model: Model, layout: Layout, training: Training) -> Tape
     """Return the steps of a block; one of which only the measured total is known has a single step."""
     size = widths(training, layout)
     stream = size.part * size.bytes * model.hidden
+    if block.measured_bytes is not None:
+        return _whole(block.measured_bytes, block.input_bytes, block.largest_bytes)
     if block.attention is None or block.mlp is None or not training.sequence:
-        whole = Step(name="block", saved=block.measured_bytes or 0, output=stream, input=stream, weights=("",))
-        return Tape(branches=((whole,),), stream=stream)
+        return _whole(0, stream, 0)
     return Tape(
         branches=(
             _attention(block.attention, model, layout, training, size),
@@ -102,6 +103,13 @@ def tape(block: Block, model: Model, layout: Layout, training: Training) -> Tape
         ),
         stream=stream,
     )
+
+
+def _whole(saved: int, stream: int, largest: int) -> Tape:
+    """Return a block of which only totals are known: the step that kept the largest tensor, and the rest."""
+    rest = Step(name="block", saved=saved - largest, output=largest, input=stream, weights=("",))
+    last = Step(name="largest tensor", saved=largest, output=stream, input=largest)
+    return Tape(branches=((rest, last),), stream=stream)
 
 
 def _norm(name: str, model: Model, size: Widths, output: int) -> Step:
@@ -172,7 +180,6 @@ def _core(
         )
     elements = heads * size.tokens * size.whole
     matrix = elements * size.bytes
-    scores = elements * (2 * size.bytes + MASK) if model.dropout else matrix
     if training.recompute is Recompute.SELECTIVE:
         return (
             Step(
@@ -180,7 +187,7 @@ def _core(
                 saved=query + pair,
                 output=query,
                 input=query + pair,
-                scratch=ring + scores + 2 * matrix,
+                scratch=ring + 3 * matrix + (elements * MASK if model.dropout else 0),
             ),
         )
     return (
@@ -191,8 +198,19 @@ def _core(
             input=query + pair // 2,
             scratch=ring,
         ),
-        Step(name="attention softmax", scores=scores, output=matrix, input=matrix),
-        Step(name="attention values", saved=pair // 2, output=query, input=matrix + pair // 2),
+        Step(name="attention softmax", scores=matrix, output=matrix, input=matrix),
+        *(
+            (Step(name="attention scores' dropout", scores=elements * MASK, output=matrix, input=matrix),)
+            if model.dropout
+            else ()
+        ),
+        Step(
+            name="attention values",
+            saved=pair // 2,
+            scores=matrix if model.dropout else 0,
+            output=query,
+            input=matrix + pair // 2,
+        ),
     )
 
 

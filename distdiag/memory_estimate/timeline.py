@@ -69,6 +69,7 @@ class _Player:
             self._hold_block(each, 1 + self.played.others, full=self.training.recompute is Recompute.FULL)
         if self.stage.first and self.model.dropout:
             self.ledger.hold(Item.ACTIVATIONS, size.part * self.model.hidden * MASK * (1 + self.played.others))
+        self.ledger.hold(Item.ACTIVATIONS, self.model.measured_outside_bytes)
         self._loss_and_head(units, size)
         for number in reversed(range(len(tapes))):
             self._block(number, tapes[number], units)
@@ -101,7 +102,8 @@ class _Player:
         if units.gradients_are_there:
             self.ledger.hold(Item.GRADIENTS, held.gradients)
         self.ledger.hold(Item.BUCKETS, sharding.bucket_bytes(weights, self.layout, self.training))
-        borders = border_bytes(self.stage, self.layout, stream, accumulates=self.played.accumulates)
+        parts = 1 + self.played.others
+        borders = border_bytes(self.stage, self.layout, stream, held=parts, accumulates=self.played.accumulates)
         self.ledger.hold(Item.BORDERS, borders)
         if self.training.precision.cast_weights and self.layout.sharding is not Sharding.FSDP:
             matrices = [weight for weight in weights if weight.matrix]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from distdiag.memory_estimate import sharding
 from distdiag.memory_estimate.layout import Layout, Sharding
 from distdiag.memory_estimate.ledger import Item, Ledger
-from distdiag.memory_estimate.model import Block, Weight
+from distdiag.memory_estimate.model import UNKNOWN, Block, Weight
 from distdiag.memory_estimate.training import Training
 
 ROOT = -1
@@ -101,16 +101,23 @@ class Units:
         chosen = [weight for weight in weights if weight.name.startswith(prefixes)] if prefixes else []
         of_one = self.training.precision.compute if self.sharded else self.training.precision.parameter
         made = sharding.total(chosen, self.layout) * of_one
-        self.ledger.hold(Item.TEMPORARIES, made)
-        if again or (not self.sharded and self.gradients_are_there):
-            self.ledger.free(Item.TEMPORARIES, made)  # added to what is there
-        elif self.sharded:
-            self.ledger.move(Item.TEMPORARIES, Item.UNIT_GRADIENTS, made)
-        elif self.layout.sharding is Sharding.ZERO_2:
-            self.ledger.free(Item.TEMPORARIES, made)  # reduced through the bucket
+        unknown = all(each.name == UNKNOWN for each in chosen)  # one number for tensors that are made one by one
+        kept = Item.UNIT_GRADIENTS if self.sharded else Item.GRADIENTS
+        if again or (not self.sharded and self.gradients_are_there):  # added to what is there
+            self._pass_through(0 if unknown else made)
+        elif self.layout.sharding is Sharding.ZERO_2:  # through the bucket, one after another
+            largest = max((sharding.local(each, self.layout) for each in chosen), default=0)
+            self._pass_through(0 if unknown else largest * of_one)
             self.ledger.hold(Item.GRADIENTS, self._shard(tuple(chosen)) * self.training.precision.gradient)
+        elif unknown:
+            self.ledger.hold(kept, made)
         else:
-            self.ledger.move(Item.TEMPORARIES, Item.GRADIENTS, made)
+            self.ledger.hold(Item.TEMPORARIES, made)
+            self.ledger.move(Item.TEMPORARIES, kept, made)
+
+    def _pass_through(self, size: int) -> None:
+        self.ledger.hold(Item.TEMPORARIES, size)
+        self.ledger.free(Item.TEMPORARIES, size)
 
     def _unit(self, number: int) -> tuple[Weight, ...]:
         return self.outside if number == ROOT else self.blocks[number].weights

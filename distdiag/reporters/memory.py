@@ -1,0 +1,199 @@
+"""A memory estimate for people and for machines: one sentence, the items, the changes, the questions in order."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from distdiag.memory_estimate.answer import Answer
+from distdiag.memory_estimate.changes import Change
+from distdiag.memory_estimate.estimate import StageEstimate
+from distdiag.memory_estimate.formulas import count
+from distdiag.memory_estimate.questions import gib
+from distdiag.memory_estimate.recorded import Recorded
+from distdiag.reporters import _terminal
+from distdiag.reporters._lines import BLANK, Line, Span, hang, hang_all, table, wrap
+
+SCHEMA = "distdiag.memory/1"
+MOST_CHANGES = 6
+"""More is no longer a choice."""
+MOST_RECORDED = 12
+LABEL = 15
+
+
+def render_text(answer: Answer, recorded: Sequence[Recorded] | None, out: TextIO) -> None:
+    """Write the estimate in the width of the terminal."""
+    width, _ = _terminal.size(out)
+    worst = answer.estimate.worst
+    lines = _headline(answer, width)
+    lines += [BLANK, *_items(worst, width)]
+    if len(answer.estimate.stages) > 1:
+        lines += [BLANK, *_stages(answer.estimate.stages, width)]
+    if recorded is not None:
+        lines += [BLANK, *_recorded(recorded, width)]
+    lines += [BLANK, *_changes(answer, width), BLANK]
+    for question, told in answer.questions.items():
+        lines.append((Span(question, "bold"),))
+        lines += [(Span("  "), Span(line)) for line in wrap(told, width - 2)]
+    lines += [BLANK, *hang_all("Taken", answer.notes, indent=LABEL, width=width)]
+    lines += hang_all("Sources", _sources(worst), indent=LABEL, width=width)
+    _terminal.write(lines, out)
+
+
+def _headline(answer: Answer, width: int) -> list[Line]:
+    """The word, and one sentence with the number and what it is compared with."""
+    base, worst = answer.estimate, answer.estimate.worst
+    word, style = {True: ("FITS", "bold green"), False: ("DOES NOT FIT", "bold red"), None: ("NEEDS", "bold")}[
+        answer.fits
+    ]
+    ranks = "one rank" if base.layout.world == 1 else f"each of {base.layout.world} ranks"
+    if base.layout.pipeline > 1:
+        ranks = f"a rank of stage {worst.stage}, the fullest of {base.layout.pipeline},"
+    sentence = f"{base.model.name} ({count(base.model.elements)} parameters) needs {gib(worst.total_bytes)} on {ranks}"
+    if answer.device_bytes is not None:
+        room = answer.device_bytes - worst.total_bytes
+        compared = f"{gib(abs(room))} {'less' if room >= 0 else 'more'} than the {gib(answer.device_bytes)} of a device"
+        sentence += f"{'' if sentence.endswith(',') else ','} {compared}"
+    most = worst.largest
+    told = f"Largest: {most.item}, {most.size_bytes / worst.total_bytes:.0%}. The peak is the {worst.moment}."
+    indent = " " * (len(word) + 2)
+    lines = hang(f"{word}  ", wrap(sentence.rstrip(","), width - len(indent)), style=style)
+    return lines + hang(indent, wrap(told, width - len(indent)))
+
+
+def _items(worst: StageEstimate, width: int) -> list[Line]:
+    rows = [("item", "bytes", "part", "how")]
+    total = worst.total_bytes
+    rows += [
+        (str(line.item), gib(line.size_bytes), f"{line.size_bytes / total:.0%}", line.formula) for line in worst.lines
+    ]
+    rows.append(("all", gib(total), "100%", f"model states once all gradients are there: {gib(worst.states_bytes)}"))
+    return table(rows, indent=2, width=width, styles=["dim", *("" for _ in worst.lines), "bold"])
+
+
+def _sources(worst: StageEstimate) -> Sequence[str]:
+    """Return who says so, with the items that it says."""
+    by_source: dict[str, list[str]] = {}
+    for line in worst.lines:
+        by_source.setdefault(line.source, []).append(str(line.item))
+    return [f"{', '.join(items)}: {source}" for source, items in by_source.items()]
+
+
+def _stages(stages: Sequence[StageEstimate], width: int) -> list[Line]:
+    rows = [("stage", "layers", "in flight", "states", "peak", "when")]
+    rows += [
+        (
+            str(each.stage),
+            str(each.layers),
+            str(each.in_flight),
+            gib(each.states_bytes),
+            gib(each.total_bytes),
+            each.moment,
+        )
+        for each in stages
+    ]
+    return table(rows, indent=2, width=width, styles=["dim", *("" for _ in stages)])
+
+
+def _recorded(recorded: Sequence[Recorded], width: int) -> list[Line]:
+    """The ranks that the estimate explains least come first."""
+    shown = sorted(recorded, key=lambda each: -abs(each.unexplained_bytes))[:MOST_RECORDED]
+    rows = [("rank", "phase", "measured", "recorded", "estimated", "unexplained")]
+    rows += [
+        (
+            str(each.rank),
+            each.phase,
+            each.measure,
+            gib(each.recorded_bytes),
+            gib(each.estimated_bytes),
+            f"{'-' if each.unexplained_bytes < 0 else ''}{gib(abs(each.unexplained_bytes))}",
+        )
+        for each in shown
+    ]
+    lines = table(rows, indent=2, width=width, styles=["dim", *("" for _ in shown)])
+    if len(recorded) > len(shown):
+        lines.append((Span(f"  and {len(recorded) - len(shown)} more: --format json has them all", "dim"),))
+    if any(each.measure == "process" for each in shown):
+        lines += hang("  ", wrap("a process holds Python and its libraries too, which no estimate has", width - 2))
+    return lines
+
+
+def _changes(answer: Answer, width: int) -> list[Line]:
+    if not answer.changes:
+        return [(Span("No single change lowers the peak by 1 % or more."),)]
+    heading = "Changes, those that save most first"
+    if answer.fits is False:
+        if answer.changes[0].fits:
+            heading = "Changes that make it fit come first, those that send least before the others"
+        else:
+            heading = "No single change makes it fit; those that save most first"
+    shown = answer.changes[:MOST_CHANGES]
+    rows: list[tuple[str, ...]] = [("change", "peak", "saves", "sends more a step", "other price")]
+    rows += [_change(each, answer.device_bytes) for each in shown]
+    lines = table(rows, indent=2, width=width, styles=["dim", *("" for _ in shown)])
+    said = [(Span(f"    {each.option}", "dim"),) for each in shown]
+    told = [line for pair in zip(lines[1:], said, strict=True) for line in pair]
+    return [(Span(heading, "bold"),), lines[0], *told]
+
+
+def _change(change: Change, device_bytes: int | None) -> tuple[str, ...]:
+    more = change.sent_more_bytes
+    sends = "nothing" if not more else f"{'-' if more < 0 else ''}{gib(abs(more))}"
+    fits = "" if device_bytes is None else (" fits" if change.fits else "")
+    return (change.name, f"{gib(change.peak_bytes)}{fits}", gib(change.saved_bytes), sends, change.price)
+
+
+def render_json(answer: Answer, recorded: Sequence[Recorded] | None, out: TextIO) -> None:
+    """Write the estimate as one object of ``distdiag.memory/1``; sizes are in bytes, lists are never null."""
+    base = answer.estimate
+    content: dict[str, Any] = {
+        "schema": SCHEMA,
+        "fits": answer.fits,
+        "device_bytes": answer.device_bytes,
+        "peak_bytes": base.worst.total_bytes,
+        "worst_stage": base.worst.stage,
+        "largest_item": str(base.worst.largest.item),
+        "model": {"name": base.model.name, "origin": base.model.origin, "parameters": base.model.elements},
+        "layout": {**dataclasses.asdict(base.layout), "world": base.layout.world},
+        "training": _training(answer),
+        "stages": [_stage(each) for each in base.stages],
+        "changes": [_change_fields(each) for each in answer.changes],
+        "questions": dict(answer.questions),
+        "sent_bytes": dict(answer.sent_bytes),
+        "recorded": [
+            {**dataclasses.asdict(each), "unexplained_bytes": each.unexplained_bytes} for each in recorded or ()
+        ],
+        "notes": list(answer.notes),
+    }
+    out.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def _change_fields(change: Change) -> dict[str, Any]:
+    fields = dataclasses.asdict(change)
+    del fields["becomes"]  # holds functions, and is said by the option
+    return fields
+
+
+def _training(answer: Answer) -> dict[str, Any]:
+    training = answer.estimate.training
+    return {
+        "sequence": training.sequence,
+        "micro_batch": training.micro_batch,
+        "precision": training.precision.name,
+        "optimizer": training.optimizer.name,
+        "recompute": training.recompute,
+        "attention": training.attention,
+        "loss": training.loss,
+    }
+
+
+def _stage(stage: StageEstimate) -> dict[str, Any]:
+    return {
+        "stage": stage.stage,
+        "layers": stage.layers,
+        "in_flight": stage.in_flight,
+        "moment": stage.moment,
+        "states_bytes": stage.states_bytes,
+        "peak_bytes": stage.total_bytes,
+        "items": [dataclasses.asdict(line) for line in stage.lines],
+    }
