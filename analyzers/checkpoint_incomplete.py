@@ -70,7 +70,9 @@ def _unfinished(run: Run, directory: str, phases: pd.DataFrame) -> Finding | Non
     never = [rank for rank, number in keys if (rank, number) not in ended.index]
     if never:
         lives = lives_of(run)
-        never = [rank for rank in never if rank in lives and lives[rank].end not in (End.SILENT, End.UNTOLD)]
+        never = [
+            rank for rank in never if rank in lives and lives[rank].end not in (End.SILENT, End.RUNNING, End.UNTOLD)
+        ]
     if not failed and not never:
         return None
     step = int(begun["step"].max())

@@ -102,7 +102,7 @@ def _is_weak(incident: Incident) -> bool:
 
 # ---- lists of groups --------------------------------------------------------------------------------------------
 def _group_lists(run: Run, lives: Mapping[int, Life], stuck: frozenset[int]) -> Iterator[Incident]:
-    complete = [rank for rank, life in lives.items() if not life.in_trouble]
+    complete = [rank for rank, life in lives.items() if not life.in_trouble and life.end is not End.RUNNING]
     lists = differing_lists(asked_by_rank(run), complete)
     if lists is None:
         return

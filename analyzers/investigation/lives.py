@@ -48,8 +48,10 @@ class End(enum.StrEnum):
     """By a signal that its launcher saw."""
     FAILED = "failed"
     """With an exit code that its launcher saw."""
+    RUNNING = "running"
+    """Not at all: its process was there when its log was read."""
     SILENT = "silent"
-    """Without a word: killed, frozen, or still alive when its log was read."""
+    """Without a word: killed, or on a host that cannot be asked."""
     UNTOLD = "untold"
     """Its log is none of ours and would not tell."""
 
@@ -81,7 +83,7 @@ class Life:
     @property
     def in_trouble(self) -> bool:
         """Return whether something is to be explained."""
-        return self.end not in (End.ORDERLY, End.UNTOLD) or self.failed_ns is not None
+        return self.end not in (End.ORDERLY, End.UNTOLD, End.RUNNING) or self.failed_ns is not None
 
 
 def lives_of(run: Run) -> Mapping[int, Life]:
@@ -102,6 +104,8 @@ def lives_of(run: Run) -> Mapping[int, Life]:
         kinds = set(crashes["kind"])
         exit_record = exits.get(rank)
         end, code = _end(exit_record, kinds, fatal_signal=len(fatal) > 0, recorded=rank in own)
+        if end is End.SILENT and rank in run.alive:
+            end = End.RUNNING
         lives[rank] = Life(
             rank=rank,
             end=end,

@@ -1,5 +1,6 @@
 """A standstill to be read: the run, how its ranks ended, what they were blocked in, and the calls behind it."""
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
@@ -14,6 +15,12 @@ from distdiag.run import Run
 
 BRIEF_NS = 3 * SECOND_NS
 """A wait that has lasted less when the logs end is part of any healthy run."""
+STALL_NS = 60 * SECOND_NS
+"""Recording's limit where the logs do not tell it."""
+WARM_UP_STEPS = 2
+"""Compilation and lazy connections make the first steps' waits no measure."""
+PATIENCE = 5
+"""While a job runs, a wait may last so many times its longest one so far, up to its stall limit."""
 
 
 class Scene:
@@ -32,7 +39,18 @@ class Scene:
             return False
         untold = [self.lives[rank] for rank in wait.waiters if self.lives[rank].end is End.UNTOLD]
         end_ns = self.end_ns if len(untold) < len(wait.waiters) else min(life.watched_ns for life in untold)
-        return end_ns - wait.since_ns < BRIEF_NS
+        running = any(self.lives[rank].end is End.RUNNING for rank in wait.waiters | wait.absent if rank in self.lives)
+        return end_ns - wait.since_ns < (self._patience_ns if running else BRIEF_NS)
+
+    @functools.cached_property
+    def _patience_ns(self) -> int:
+        """Return how long a wait of a running job may last before it counts: recording's own limit, or less."""
+        calls, pulses = self.run.calls, self.run.pulses
+        well = calls[~calls["failed"] & calls["end_ns"].notna() & (calls["step"] >= WARM_UP_STEPS)]
+        longest = int((well["end_ns"] - well["start_ns"]).max()) if len(well) else 0
+        limit = pulses["stall_after_seconds"].max() if len(pulses) else float("nan")
+        limit_ns = STALL_NS if pd.isna(limit) else int(limit * SECOND_NS)
+        return max(BRIEF_NS, min(limit_ns, PATIENCE * longest))
 
     def until_ns(self, wait: Wait) -> int:
         """Return when the waiters gave up, or the newest record of the run."""

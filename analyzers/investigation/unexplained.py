@@ -12,7 +12,7 @@ from distdiag.run import Run
 
 RANK_DIED = "rank-died"
 INSUFFICIENT = "insufficient-evidence"
-_NOTHING_WRONG = (End.ORDERLY, End.HARD_EXIT, End.UNTOLD)
+_NOTHING_WRONG = (End.ORDERLY, End.HARD_EXIT, End.UNTOLD, End.RUNNING)
 
 
 def unexplained(run: Run, lives: Mapping[int, Life]) -> Iterator[Incident]:
@@ -44,7 +44,9 @@ def _stop_together(lives: Mapping[int, Life]) -> bool:
 def _all_at_once(silent: Mapping[int, Life]) -> str:
     if all(life.end is End.TORN_DOWN for life in silent.values()):
         return f"{named(silent)} were told to stop by SIGTERM, all at the same time"
-    return "all logs end at the same time without a word: the run still goes on, or it was killed from outside"
+    return (
+        "all logs end at the same time without a word: it was killed from outside, or goes on where nobody can see it"
+    )
 
 
 def _nothing_known(ranks: Mapping[int, Life], reason: str) -> Incident:

@@ -59,7 +59,8 @@ def whereabouts(run: Run, life: Life, since_ns: int, until_ns: int) -> Whereabou
     phase, batch = place.open_phase(), place.open_batch()
     if life.end in (End.ORDERLY, End.HARD_EXIT) and life.end_ns <= until_ns:
         return place.at("exited", "had already ended", life.end_ns)
-    if (life.frozen and not place.gave_signs()) or (life.end is End.SILENT and until_ns - life.last_ns > SILENCE_NS):
+    quiet = life.end in (End.SILENT, End.RUNNING) and until_ns - life.last_ns > SILENCE_NS
+    if quiet or (life.frozen and not place.gave_signs()):
         return place.frozen(life)
     if phase is not None:
         name = str(phase["phase"])

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from distdiag.analyzers._wording import counted, named
+from distdiag.analyzers._wording import counted, named, verb
+from distdiag.analyzers.investigation.last_seen import LastSeen
+from distdiag.analyzers.investigation.lives import End, lives_of
 from distdiag.analyzers.investigation.sources import healthy_confidence, in_words, recorded
 from distdiag.analyzers.investigation.trust import data_in_words
 from distdiag.analyzers.performance.accusations import unexplained_in
@@ -67,6 +69,10 @@ def _healthy(run: Run) -> Verdict:
     if run.only_measured:
         return _nothing_in_tables(run)
     calls = counted(len(run.calls), "call")
+    lives = lives_of(run)
+    running = [rank for rank in run.ranks if lives[rank].end is End.RUNNING]
+    if running:
+        return _running(run, running, calls)
     if recorded(run) == frozenset(run.ranks):
         steps = counted(run.steps["step"].nunique(), "step")
         summary = f"{named(run.ranks)} ended in an orderly way: {steps}, {calls}, all of them matched"
@@ -78,6 +84,28 @@ def _healthy(run: Run) -> Verdict:
         confidence=healthy_confidence(run),
         evidence=tuple(text for text in (in_words(run), data_in_words(run)) if text is not None),
     )
+
+
+def _running(run: Run, running: Sequence[int], calls: str) -> Verdict:
+    """Return that a job goes on; what its ranks wait in at one moment is not a standstill."""
+    ended = sorted(set(run.ranks) - set(running))
+    steps = _newest_steps(run, running)
+    at = "" if not steps else f", step {steps[0]}" if steps[0] == steps[-1] else f", steps {steps[0]}-{steps[-1]}"
+    also = f"; {named(ended)} ended in an orderly way" if ended else ""
+    return Verdict(
+        name=HEALTHY,
+        summary=f"{named(running)} {verb(running, 'is', 'are')} running{at}, and nothing is stuck{also}\n"
+        f"{calls} so far, and those that have met agree.",
+        step=steps[-1] if steps else None,
+        confidence=healthy_confidence(run),
+        evidence=tuple(text for text in (in_words(run), data_in_words(run)) if text is not None),
+    )
+
+
+def _newest_steps(run: Run, ranks: Sequence[int]) -> list[int]:
+    """Return the steps that ranks are in, in order."""
+    seen = LastSeen(run)
+    return sorted(seen.step(rank) for rank in ranks) if len(run.steps) else []
 
 
 def _nothing_in_tables(run: Run) -> Verdict:

@@ -11,6 +11,7 @@ import pandas as pd
 from distdiag import events
 from distdiag.engine import FILE, Engine
 from distdiag.errors import DistdiagError
+from distdiag.run.alive import alive
 from distdiag.run.calls import UNKNOWN
 from distdiag.run.content import Content, read
 from distdiag.run.crashes import crash_frame, user_frames
@@ -85,6 +86,8 @@ class Run:
     paths: Mapping[int, tuple[str, ...]]
     """Call sites by id, outermost frame first; the same frames have the same id on all ranks, 0 has none."""
     quality: Quality
+    alive: frozenset[int] = frozenset()
+    """Ranks whose processes still ran when their logs were read."""
     files: tuple[Path, ...] = ()
     file_ranks: tuple[int, ...] = ()
     checkpoints: pd.DataFrame = field(default_factory=no_checkpoints)
@@ -138,6 +141,7 @@ def load(path: Path) -> Run:
         crashes=crash_frame({rank: process.files[0].path for rank, process in launch.members.items()}),
         paths=content.paths,
         quality=quality,
+        alive=alive(launch.members) & frozenset(content.ranks),
         files=tuple(log.path for process in launch.members.values() for log in process.files),
         file_ranks=tuple(rank for rank, process in launch.members.items() for _ in process.files),
         checkpoints=checkpoints_frame(content.frames["phases"]),

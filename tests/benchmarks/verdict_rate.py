@@ -6,6 +6,7 @@ README's table is made of; ``--keep`` keeps the logs.
 """
 
 import argparse
+import contextlib
 import json
 import shutil
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 from distdiag.analyzers import diagnose
 from distdiag.run import load
 from tests.faults.matrix import MATRIX, SHARED, VERDICTS
+from tests.faults.nursery import Nursery
 from tests.faults.runs import Fault, Outcome, complaints_of, run_ranks
 
 
@@ -36,28 +38,34 @@ def main() -> None:
     root = options.keep or Path(tempfile.mkdtemp(prefix="distdiag-verdicts-"))
     right: dict[str, int] = {}
     try:
-        with ThreadPoolExecutor(options.at_a_time) as pool:
+        with ThreadPoolExecutor(options.at_a_time) as pool, contextlib.closing(Nursery()) as nursery:
             for name in options.cases or known:
-                found = _found(pool, known[name], [root / f"{name}.{run}" for run in range(options.runs)])
+                found = _found(pool, nursery, known[name], [root / f"{name}.{run}" for run in range(options.runs)])
                 right[name] = sum(not complaints for complaints in found)
                 _print(name, right[name], found)
+                if options.save:
+                    _save(name, right[name], options.runs)
     finally:
         if options.keep is None:
             shutil.rmtree(root, ignore_errors=True)
     total = options.runs * len(right)
     sys.stdout.write(f"{sum(right.values())} of {total} right ({sum(right.values()) / total:.1%})\n")
-    if options.save:
-        counts = {name: {"runs": options.runs, "right": number} for name, number in right.items()}
-        VERDICTS.write_text(json.dumps(counts, indent=1) + "\n")
 
 
-def _found(pool: ThreadPoolExecutor, fault: Fault, directories: Sequence[Path]) -> list[list[str]]:
+def _found(pool: ThreadPoolExecutor, nursery: Nursery, fault: Fault, directories: Sequence[Path]) -> list[list[str]]:
     """Run a program several times and return what is wrong with each verdict."""
-    codes = pool.map(lambda directory: run_ranks(fault, directory), directories)
+    codes = pool.map(lambda directory: run_ranks(fault, directory, nursery), directories)
     return [
         complaints_of(fault, Outcome(codes=ended, report=diagnose(load(directory / "logs"))))
         for directory, ended in zip(directories, codes, strict=True)
     ]
+
+
+def _save(name: str, right: int, runs: int) -> None:
+    """Put the counts of one program in the place of its older ones."""
+    counts = json.loads(VERDICTS.read_text()) if VERDICTS.exists() else {}
+    counts[name] = {"runs": runs, "right": right}
+    VERDICTS.write_text(json.dumps(dict(sorted(counts.items())), indent=1) + "\n")
 
 
 def _print(name: str, right: int, found: list[list[str]]) -> None:

@@ -135,6 +135,7 @@ def interpreter_held() -> None:
         if RANK == 1 and number == 2:
             ctypes.PyDLL(None).sleep(1000)  # ROOT
         summed()
+        time.sleep(1.0)
 
 
 def early_exit() -> None:

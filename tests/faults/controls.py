@@ -117,5 +117,11 @@ def healthy_ring() -> None:
         time.sleep(0.1 * ((RANK + number) % WORLD))
 
 
+def goes_on() -> None:
+    """A job that is looked at while it runs."""
+    for _ in passes(10_000):
+        time.sleep(0.05)
+
+
 if __name__ == "__main__":
     start(globals())

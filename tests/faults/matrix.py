@@ -88,7 +88,7 @@ MATRIX = (
     _absent("late_checkpoint", 3, ("late-rank",), 0, mentions="save checkpoint"),
     _death("raises", 3, DIED, 2, cause="exception", at_root=True),
     _death("raises_unnoticed", 3, DIED, 1, cause="exception", at_root=True),
-    _death("worker_killed", 3, DIED, 2, cause="exception", mentions="DataLoader worker"),
+    _death("worker_killed", 3, DIED, 2, cause="exception"),
     _death("killed", 3, DIED, 1, cause="killed"),
     _death("terminated", 3, DIED, 1, cause="killed"),
     _death("hard_exit", 3, DIED, 1, cause="exited"),

@@ -1,10 +1,8 @@
-"""Starts fault programs on real ranks, two programs at a time, and gives the report on each."""
+"""Starts fault programs on real ranks, a few at a time, and gives the report on each."""
 
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,9 +14,10 @@ import pytest
 from distdiag.analyzers import diagnose
 from distdiag.findings import Report
 from distdiag.run import load
+from tests.faults.nursery import Nursery
 from tests.ranks import free_port, launcher_variables, surroundings
 
-AT_A_TIME = 2
+AT_A_TIME = 3
 CAP_SECONDS = 45.0
 """Ranks that hang are killed then, as a cluster would; far more than starting them takes on a busy machine."""
 SETTLED_SECONDS = 6.0
@@ -65,8 +64,9 @@ class Runs:
     def __init__(self, directory: Path, faults: Iterable[Fault]) -> None:
         self._directory = directory
         self._pool = ThreadPoolExecutor(AT_A_TIME)
+        self._nursery = Nursery()
         self._codes: Mapping[str, Future[tuple[int, ...]]] = {
-            fault.name: self._pool.submit(run_ranks, fault, directory / fault.name) for fault in faults
+            fault.name: self._pool.submit(run_ranks, fault, directory / fault.name, self._nursery) for fault in faults
         }
 
     def outcome(self, fault: Fault) -> Outcome:
@@ -77,6 +77,7 @@ class Runs:
     def close(self) -> None:
         """Start nothing more."""
         self._pool.shutdown(cancel_futures=True)
+        self._nursery.close()
 
 
 def selected(faults: Iterable[Fault], items: Sequence[pytest.Item]) -> list[Fault]:
@@ -84,48 +85,42 @@ def selected(faults: Iterable[Fault], items: Sequence[pytest.Item]) -> list[Faul
     return [fault for fault in faults if any(item.name.endswith(f"[{fault.name}]") for item in items)]
 
 
-def run_ranks(fault: Fault, directory: Path) -> tuple[int, ...]:
+def run_ranks(fault: Fault, directory: Path, nursery: Nursery) -> tuple[int, ...]:
     """Run a program on its ranks until all have ended or hang for good, and return their exit codes."""
     directory.mkdir(parents=True)
     port = free_port()
-    processes = []
-    for rank in range(fault.ranks):
-        own = {
-            **surroundings(directory),
-            **launcher_variables(rank, fault.ranks, port),
-            "LOCAL_WORLD_SIZE": str(fault.ranks),
-            "DISTDIAG_STALL_AFTER": str(fault.stall_after),
-        }
-        with (directory / f"{rank}.err").open("w") as errors:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, fault.worker, fault.name],
-                    env={**os.environ, **own},
-                    cwd=directory,
-                    stdout=errors,
-                    stderr=errors,
-                    start_new_session=True,
-                )
-            )
-    _wait(processes)
-    return tuple(process.wait() for process in processes)
+    started = [
+        nursery.start(
+            fault.worker,
+            fault.name,
+            {
+                **surroundings(directory),
+                **launcher_variables(rank, fault.ranks, port),
+                "LOCAL_WORLD_SIZE": str(fault.ranks),
+                "DISTDIAG_STALL_AFTER": str(fault.stall_after),
+            },
+            directory,
+            directory / f"{rank}.err",
+        )
+        for rank in range(fault.ranks)
+    ]
+    _wait([code for _, code in started])
+    for pid, _ in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+    return tuple(code.result() for _, code in started)
 
 
-def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
+def _wait(codes: Sequence["Future[int]"]) -> None:
     deadline = time.monotonic() + CAP_SECONDS
     settled = None
-    try:
-        while time.monotonic() < deadline:
-            hanging = sum(process.poll() is None for process in processes)
-            if not hanging or (settled is not None and time.monotonic() - settled > SETTLED_SECONDS):
-                return
-            if settled is None and 2 * hanging < len(processes):
-                settled = time.monotonic()
-            time.sleep(0.05)
-    finally:
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+    while time.monotonic() < deadline:
+        hanging = sum(not code.done() for code in codes)
+        if not hanging or (settled is not None and time.monotonic() - settled > SETTLED_SECONDS):
+            return
+        if settled is None and 2 * hanging < len(codes):
+            settled = time.monotonic()
+        time.sleep(0.05)
 
 
 def assert_as_expected(fault: Fault, outcome: Outcome) -> None:
