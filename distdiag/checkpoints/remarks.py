@@ -56,8 +56,8 @@ def renamed(
 
 def exchanged(directory: Path, problems: Sequence[Problem], files: Mapping[str, Sequence[Entry]]) -> list[Problem]:
     """Say of two files that only fit one another's place that they were swapped, instead of all that follows of it."""
-    hurt = sorted({each.file for each in problems if each.file in files and each.kind not in FIT_ANYWHERE})
-    sizes = {name: (directory / name).stat().st_size for name in hurt if (directory / name).is_file()}
+    hurt = {each.file for each in problems if each.kind not in FIT_ANYWHERE}
+    sizes = {name: (directory / name).stat().st_size for name in files if name in hurt and (directory / name).is_file()}
     needed = {name: max(entry.item.end for entry in files[name]) for name in sizes}
     told = list(problems)
     for one, other in itertools.combinations(sizes, 2):

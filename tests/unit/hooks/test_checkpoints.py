@@ -21,7 +21,7 @@ from distdiag import events
 from distdiag.checkpoints import verify
 from distdiag.checkpoints.records import FOLDER, read_records
 from distdiag.errors import RAISE_OWN_ERRORS
-from distdiag.hooks.checkpoints import MOST_PER_STEP
+from distdiag.hooks._saving import MOST_PER_STEP
 from tests.recordings import Recording, lonely_world, recording
 
 dcp: Any = torch.distributed.checkpoint
@@ -195,7 +195,7 @@ def test_broken_hashing_does_not_reach_the_job(tmp_path: Path, monkeypatch: pyte
         raise OSError("no more room")
 
     monkeypatch.delenv(RAISE_OWN_ERRORS)
-    monkeypatch.setattr("distdiag.hooks.checkpoints.write_record", broken)
+    monkeypatch.setattr("distdiag.hooks._saving.write_record", broken)
     with recording(tmp_path / "logs"), lonely_world():
         dcp.save(STATE, checkpoint_id=tmp_path / "saved")
 
