@@ -20,7 +20,7 @@ from distdiag.analyzers._wording import counted, named, seconds
 from distdiag.analyzers.investigation.paths import location, short
 from distdiag.analyzers.investigation.trust import data_in_words
 from distdiag.analyzers.slowness.judged import INPUT, judge
-from distdiag.analyzers.slowness.telling import gained
+from distdiag.analyzers.slowness.telling import gained, percent
 from distdiag.findings import Finding, Severity
 from distdiag.run import Run
 
@@ -59,7 +59,7 @@ def analyze(run: Run) -> Iterator[Finding]:
             cause="data",
             evidence=(
                 f"in {counted(int(warm.sum()), 'step')} after the first {COLD_STEPS}, waiting for data took "
-                f"{np.quantile(data / step, 0.1):.0%} to {np.quantile(data / step, 0.9):.0%}",
+                f"{percent(np.quantile(data / step, 0.1))} to {percent(np.quantile(data / step, 0.9))} of them",
                 data_in_words(run),
             ),
             action=(

@@ -6,8 +6,8 @@ What it means
 
 How it is found
     Each collection of a millisecond or more is recorded. Counted is what collections of at least 5 ms make a rank
-    later than the others in the same step; it has to happen in three steps or more beside the warm-up, and to cost
-    the job at least 5 % of its time.
+    later than the others in the same step; it has to happen to a rank three times beside the warm-up, and to cost the
+    job at least 5 % of its time.
 
 What to do
     Call ``gc.freeze()`` after the model and the data are loaded, so that the collector leaves them alone; turn
@@ -22,6 +22,7 @@ from distdiag.analyzers.investigation.trust import data_in_words
 from distdiag.analyzers.performance import accusations
 from distdiag.analyzers.slowness.judged import judge
 from distdiag.analyzers.slowness.pauses import Pauses, pauses_in
+from distdiag.analyzers.slowness.telling import cost
 from distdiag.findings import Finding, Severity
 from distdiag.run import Run
 
@@ -57,14 +58,9 @@ def analyze(run: Run) -> Iterator[Finding]:
 
 
 def _summary(pauses: Pauses) -> str:
-    share, whole = pauses.lost_ns / pauses.total_ns, pauses.total_ns / pauses.steps
     if pauses.ranks:
         who = f"garbage collections of {named(pauses.ranks)}: {verb(pauses.ranks, 'it pauses', 'they pause')}"
         subject = f"everyone waits {seconds(pauses.lost_ns / pauses.paused_steps)} at a time for {who}"
     else:
         subject = f"garbage collections pause all ranks {seconds(pauses.lost_ns / pauses.paused_steps)} at a time,"
-    return (
-        f"{subject} in {pauses.paused_steps} of {pauses.steps} steps\n"
-        f"That is {share:.0%} of the job: without them a step would take {seconds(whole * (1 - share))} on average "
-        f"instead of {seconds(whole)}."
-    )
+    return f"{subject} in {pauses.paused_steps} of {pauses.steps} steps\n{cost(pauses)}"

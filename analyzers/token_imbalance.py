@@ -26,7 +26,7 @@ from distdiag.analyzers.investigation.trust import data_in_words
 from distdiag.analyzers.performance import accusations
 from distdiag.analyzers.slowness.judged import judge
 from distdiag.analyzers.slowness.lengths import Imbalance
-from distdiag.analyzers.slowness.telling import gained
+from distdiag.analyzers.slowness.telling import gained, percent
 from distdiag.findings import Confidence, Finding, Severity
 from distdiag.run import Run
 
@@ -65,7 +65,7 @@ def _summary(imbalance: Imbalance, rank: int, *, always: bool) -> str:
     most = ""
     if imbalance.most_over_mean is not None:
         most = f"It has {imbalance.most_over_mean:.1f}x as many tokens as the average rank; tokens explain "
-        most += f"{imbalance.explained:.0%} of how ranks differ. "
+        most += f"{percent(imbalance.explained)} of how ranks differ. "
     return (
         f"each step waits {seconds(imbalance.lost_ns)} for {who}\n{most}"
         f"Evenly spread, {gained(imbalance.lost_ns, imbalance.step_ns).removeprefix('without it ')}."
@@ -75,7 +75,7 @@ def _summary(imbalance: Imbalance, rank: int, *, always: bool) -> str:
 def _evidence(imbalance: Imbalance) -> tuple[str, ...]:
     what = "tokens" if not imbalance.squares else "sums of lengths and of their squares"
     explained = (
-        f"{what} explain {imbalance.explained:.1%} of the differences between ranks within steps"
+        f"{what} explain {percent(imbalance.explained)} of the differences between ranks within steps"
         if imbalance.told
         else f"forward and backward grow together: correlation {imbalance.explained:.2f}; lengths were not told"
     )

@@ -190,6 +190,8 @@ class Step(Event, kw_only=True, tag="step"):
     """Number of the last call issued in this step."""
     cpu_ns: int | None = None
     """CPU time the process used since the step began."""
+    queued_ns: int | None = None
+    """Time since then in which the main thread was ready to run but had no processor."""
     facts: dict[str, Any] = {}
     """What the user said with ``distdiag.step``: tokens, samples, loss, lr, grad_norm …"""
     rollups: dict[str, dict[str, int]] = {}

@@ -1,6 +1,9 @@
 """Turns marks of the training loop into step records whose parts add up to the step."""
 
+import os
+import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -48,6 +51,8 @@ class Loop:
         self._entered_ns = 0
         self._start_ns = 0
         self._start_cpu_ns = 0
+        self._queue = RunQueue()
+        self._start_queued_ns: int | None = None
         self._calls = 0
         self._optimizers = 0
         self._amendable = False
@@ -109,10 +114,11 @@ class Loop:
     def _begin(self, now: int) -> None:
         self._start_ns = now
         self._start_cpu_ns = time.process_time_ns()
+        self._start_queued_ns = self._queue.waited_ns()
 
     def _finish(self, facts: dict[str, Any]) -> None:
         recorder = self._recorder
-        now, cpu_ns = time.monotonic_ns(), time.process_time_ns()
+        now, cpu_ns, queued = time.monotonic_ns(), time.process_time_ns(), self._queue.waited_ns()
         recorder.write(
             events.Step(
                 step=recorder.step,
@@ -126,6 +132,7 @@ class Loop:
                 backwards=recorder.backwards,
                 calls=recorder.calls,
                 cpu_ns=cpu_ns - self._start_cpu_ns,
+                queued_ns=None if queued is None else queued - (self._start_queued_ns or 0),
                 facts=facts,
                 rollups=recorder.take_rollups(),
             )
@@ -135,9 +142,31 @@ class Loop:
             self._next_memory_ns = now + MEMORY_INTERVAL_NS
             recorder.sample_memory()
         self._spent = dict.fromkeys(PARTS, 0)
-        self._start_ns, self._start_cpu_ns = now, cpu_ns
+        self._start_ns, self._start_cpu_ns, self._start_queued_ns = now, cpu_ns, queued
         self._calls = recorder.calls
         recorder.step += 1
         recorder.forwards = recorder.backwards = 0
         self._amendable = False
         recorder.set_context()
+
+
+class RunQueue:
+    """How long the main thread has waited for a processor, where the system tells.
+
+    On shared cores that tells a rank that is slow from one that does not get to run. Reading takes 3 µs, opening 20.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._file = os.open(f"/proc/self/task/{threading.main_thread().native_id}/schedstat", os.O_RDONLY)
+        except OSError:
+            self._file = -1
+        else:
+            weakref.finalize(self, os.close, self._file)
+
+    def waited_ns(self) -> int | None:
+        """Return the time so far, None where the system does not tell it."""
+        try:
+            return int(os.pread(self._file, 64, 0).split()[1])
+        except (OSError, ValueError, IndexError):
+            return None

@@ -17,7 +17,8 @@ PARTS = ("data", "forward", "backward", "optimizer", "checkpoint", "other", "com
 
 def ledger_of(engine: Engine, steps: ibis.Table, waits: ibis.Table, pauses: pd.DataFrame) -> pd.DataFrame:
     """Return a row per rank and step, in nanoseconds: step_ns, start_ns, a column ``<part>_ns`` for each of ``PARTS``,
-    waiting_ns, own_ns (the step without communication), cpu_ns, pauses of the rank, tokens, length and length_squared.
+    waiting_ns, own_ns (the step without communication, and without waiting for a processor where that is known),
+    cpu_ns, queued_ns, pauses of the rank, tokens, length and length_squared.
 
     ``pauses`` has a row per rank and step that had any: checkpoint_ns, gc_ns, gc_pauses, compile_ns.
     """
@@ -69,6 +70,6 @@ def _exclusive(frame: pd.DataFrame) -> pd.DataFrame:
         "other_ns": between - elsewhere - checkpoint,
         "communication_ns": communication,
         "waiting_ns": np.minimum(frame["waiting_ns"].astype("float64"), communication),
-        "own_ns": step - communication,
+        "own_ns": np.maximum(step - communication - frame["queued_ns"].astype("float64"), 0.0),
     }
     return frame.drop(columns=[f"in_{name}_ns" for name in PHASES]).assign(**columns)

@@ -23,6 +23,8 @@ TOKEN_FACTS = ("effective_tokens", "tokens", "num_tokens")
 LENGTH_FACTS = ("lengths", "sequence_lengths")
 """Names under which they tell the lengths of its sequences."""
 DURATIONS = ("data_ns", "forward_ns", "backward_ns", "optimizer_ns")
+PROCESSOR = ("cpu_ns", "queued_ns")
+"""How long the process had a processor, and how long its main thread waited for one."""
 RECEIVES = ("recv", "recv_any_source", "irecv")
 _ALONE = 1 << 40
 """Keys of messages whose other side nobody knows lie beyond those of all pairs."""
@@ -36,7 +38,7 @@ class Tables:
     """Ended calls of the training loop: rank, call, group, seq, step, backwards, phase, kind, waited, start_ns,
     begun_ns (when somebody began to wait) and end_ns. Messages are pairs: a group of two with numbers of their own."""
     steps: ibis.Table
-    """Whole steps: rank, step, start_ns, end_ns, their parts, cpu_ns and facts as JSON text."""
+    """Whole steps: rank, step, start_ns, end_ns, their parts, processor times and facts as JSON text."""
     kinds: pd.DataFrame
     """By the code in ``calls``: the columns of ``KIND``."""
     first_calls: ibis.Table
@@ -90,7 +92,7 @@ def _from_frames(run: Run) -> Tables:
 
 def _steps_in_frames(steps: pd.DataFrame) -> pd.DataFrame:
     known = steps[steps["start_ns"].notna() & steps["end_ns"].notna()]
-    columns = ["rank", "step", "start_ns", "end_ns", *DURATIONS, "cpu_ns"]
+    columns = ["rank", "step", "start_ns", "end_ns", *DURATIONS, *PROCESSOR]
     return known[columns].assign(facts=known["facts"].map(json.dumps).astype("object"))
 
 
@@ -156,7 +158,7 @@ def _steps_in_logs(run: Run) -> ibis.Table:
     merged = steps.group_by("rank", "step").agg(
         start_ns=steps.start_ns.min() + steps.offset_ns.min(),
         end_ns=steps.end_ns.max() + steps.offset_ns.min(),
-        **{name: steps[name].max() for name in (*DURATIONS, "cpu_ns")},
+        **{name: steps[name].max() for name in (*DURATIONS, *PROCESSOR)},
         facts=steps.facts.max(where=steps.facts != "{}"),
     )
     return merged.filter(merged.start_ns.notnull() & merged.end_ns.notnull())

@@ -1,7 +1,8 @@
 """Ranks that are slower than their peers in nearly every step, and the part of the step in which they are.
 
-Own time is what a rank does itself: its step without what calls held it up. It needs no clock but the rank's own, and
-an all-reduce, which makes all backwards look equally long, does not equalise it.
+Own time is what a rank does itself: its step without what calls held it up, and without its waiting for a processor,
+which on shared cores is nobody's doing. It needs no clock but the rank's own, and an all-reduce, which makes all
+backwards look equally long, does not equalise it.
 """
 
 from collections.abc import Mapping

@@ -8,7 +8,7 @@ from distdiag.analyzers.slowness.grid import Grid, of_others
 
 ENOUGH_STEPS = 10
 ENOUGH_PAUSES = 3
-"""Steps with a pause, beside the warm-up: one collection of a large heap, or one checkpoint, is no lasting cause."""
+"""Of one rank, beside the warm-up: one collection of a large heap, or one checkpoint, is no lasting cause."""
 MATTERS = 0.05
 """Of the job's time: less is not worth a change."""
 LEAST_PAUSE_NS = 5e6
@@ -43,7 +43,8 @@ def pauses_in(grid: Grid, column: str) -> Pauses | None:
     together = pauses.min(axis=0) if len(grid.ranks) > 1 else pauses[0]
     lost = np.maximum(apart.max(axis=0) if len(grid.ranks) > 1 else together, together)
     paused = int((lost > 0).sum())
-    if paused < ENOUGH_PAUSES or lost.sum() < MATTERS * total:
+    again = int((pauses > 0).sum(axis=1).max())
+    if again < ENOUGH_PAUSES or lost.sum() < MATTERS * total:
         return None
     in_common = len(grid.ranks) < 2 or together.sum() >= ON_ALL * lost.sum()
     blamed = apart.sum(axis=1)

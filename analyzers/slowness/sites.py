@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from distdiag.analyzers.investigation.paths import location
 from distdiag.run import Run
 
-ENOUGH_LOOKS = 3
+ENOUGH_LOOKS = 2
 """Signs of life that hit a rank at work; of fewer one line says nothing."""
 MOST_OF_THEM = 0.5
 

@@ -4,6 +4,7 @@ from distdiag.analyzers._wording import counted, named, seconds
 from distdiag.analyzers.investigation.paths import short
 from distdiag.analyzers.investigation.trust import data_in_words
 from distdiag.analyzers.slowness.laggards import Laggard
+from distdiag.analyzers.slowness.pauses import Pauses
 from distdiag.analyzers.slowness.sites import Seen, seen_at_work, waiting_at
 from distdiag.findings import Confidence
 from distdiag.run import Run
@@ -22,11 +23,26 @@ BUSY = 0.5
 """Of a rank's own time on a processor, below which it rather waits for something than computes."""
 
 
+def percent(share: float) -> str:
+    """Return a share as ``38 %``."""
+    return f"{100 * share:.0f} %"
+
+
 def gained(gain_ns: float, step_ns: float) -> str:
     """Return what would be gained: ``without it a step would take 35 ms instead of 125 ms (72 % of the job)``."""
     left = max(0.0, step_ns - gain_ns)
-    share = round(100 * gain_ns / step_ns) if step_ns else 0
-    return f"without it a step would take {seconds(left)} instead of {seconds(step_ns)}: {share} % of the job"
+    share = percent(gain_ns / step_ns if step_ns else 0.0)
+    return f"without it a step would take {seconds(left)} instead of {seconds(step_ns)}: {share} of the job"
+
+
+def cost(pauses: Pauses) -> str:
+    """Return what pauses cost: ``That is 38 % of the job: without it a step would take …``."""
+    share, whole = pauses.lost_ns / pauses.total_ns, pauses.total_ns / pauses.steps
+    left = seconds(whole * (1 - share))
+    return (
+        f"That is {percent(share)} of the job: without it a step would take {left} on average instead of "
+        f"{seconds(whole)}."
+    )
 
 
 def where(laggard: Laggard, seen: Seen | None) -> str:
