@@ -115,7 +115,7 @@ def _cut(item: Item, layout: Layout) -> str:
 
 def _activations(stage: Stage, setting: Setting) -> str:
     model, layout, training = setting.model, setting.layout, setting.training
-    if not model.hidden or not stage.blocks:
+    if model.measured or not training.sequence or not stage.blocks:
         return "as measured on the meta device"
     size = widths(training, layout)
     one = tape(stage.blocks[-1], model, layout, training)
