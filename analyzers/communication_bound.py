@@ -9,9 +9,6 @@ How it is found
     a rank sends at least 1 MiB a step: toy jobs, which are all latency, are none. The bandwidth of the largest
     collectives is given as nccl-tests defines it. Where gradients are reduced in every micro-step of an accumulation,
     that is said: all but the last are superfluous.
-    In profiler traces of all ranks over at least five steps: communication while no compute kernel runs, less what a
-    rank waited for later ones, is at least 40 % of the window and more than computing. With traces of some ranks only,
-    waiting and transferring look alike, so nobody is told.
     From profiler traces of all ranks over at least five steps: communication while no compute kernel runs, less what
     a rank's kernels of collectives take longer than the shortest of all ranks, is at least 40 % of the window and
     more than computing. In traces of some ranks only, waiting and transferring look alike, and nothing is said.
@@ -29,7 +26,6 @@ import pandas as pd
 from distdiag.analyzers._wording import counted, seconds
 from distdiag.analyzers.investigation.paths import short
 from distdiag.analyzers.investigation.trust import data_in_words
-from distdiag.analyzers.performance import traced
 from distdiag.analyzers.performance import traced
 from distdiag.analyzers.performance.bandwidth import bus_bytes
 from distdiag.analyzers.slowness.grid import Grid
@@ -52,7 +48,6 @@ MOST_OPS = 3
 
 def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding if communication itself fills the steps."""
-    yield from traced.exposed_transfers(run, CODE, NAME)
     yield from traced.exposed_transfers(run, CODE, NAME)
     judged = judge(run)
     kinds = judged.measured.groups
