@@ -127,9 +127,9 @@ def _simulated(run: Run) -> WhatIf | str:
     return simulations_of(of, graph, work_of(of, graph))
 
 
-def simulations_of(of: Job, graph: Graph, work: Numbers) -> WhatIf | str:
+def simulations_of(of: Job, graph: Graph, work: Numbers, usual: Numbers | None = None) -> WhatIf | str:
     """Return all simulations of a job whose operations took ``work`` by themselves, or why there are none."""
-    usual = usual_of(of, work)
+    usual = usual_of(of, work) if usual is None else usual
     if ideal_seconds(graph, usual) <= NOTHING_LOST_SECONDS:
         return "the operations take no time"
     return _Simulations(of, graph, work, usual).answer()

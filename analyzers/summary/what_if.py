@@ -116,7 +116,8 @@ def _fix(answer: WhatIf, what: str, fix: Fix, ranks: list[int] | None = None) ->
 
 def _gpu_hours(run: Run, answer: WhatIf) -> dict[str, Any]:
     """Return what the measured steps took of the devices of the whole job, and how much of it is lost."""
-    if run.world_size is None:
+    on_cpu = len(run.calls) > 0 and bool((run.calls["device"] == "cpu").all())
+    if run.world_size is None or on_cpu:
         return {"devices": None, "gpu_hours": None, "gpu_hours_wasted": None}
     hours = answer.measured * len(answer.job.steps) * run.world_size / SECONDS_AN_HOUR
     lost = (answer.simulated - answer.ideal) * len(answer.job.steps) * run.world_size / SECONDS_AN_HOUR

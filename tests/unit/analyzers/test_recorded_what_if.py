@@ -65,6 +65,7 @@ def test_a_slow_rank_costs_what_the_others_wait_for_it(tmp_path: Path) -> None:
     assert told["worker_share"] == pytest.approx(1.0, abs=1e-3)
     assert [each["rank"] for each in told["slowest_workers"]] == [2]
     assert told["last_stage_share"] is None
+    assert told["gpu_hours"] is None  # these ranks compute on CPUs
     assert (report.verdict.name, told["cause"]) == ("compute-straggler", "compute-straggler")
 
 
