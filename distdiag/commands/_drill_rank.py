@@ -5,6 +5,7 @@ Run as ``python -m distdiag.commands._drill_rank FOLDER RANK WORLD``; what it sa
 
 import contextlib
 import json
+import math
 import sys
 import time
 import zlib
@@ -13,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from distdiag.checkpoints.layout import Shape
 from distdiag.checkpoints.plan import ChunkPlan, Plan
 
 
@@ -25,7 +27,7 @@ def main(folder: Path, rank: int, world: int) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
     state = _empty(plan, world)
     told = _load(plan, state)
-    told |= _compare(plan, state, rank)
+    told |= _compare(plan, state, rank, world)
     (folder / f"{rank}.json").write_text(json.dumps(told))
     distributed.barrier()
     distributed.destroy_process_group()
@@ -69,12 +71,11 @@ def _memory(field: str) -> int:
     return 0
 
 
-def _compare(plan: Plan, state: dict[str, Any], rank: int) -> dict[str, Any]:
-    """Put one tensor after the other together; rank 0 compares its chunks with their checksums."""
+def _compare(plan: Plan, state: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
+    """Put one tensor after the other together on rank 0, which compares its chunks with their checksums."""
     compared, wrong = 0, []
     for name, tensor in plan.tensors.items():
-        value = state[name]
-        whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+        whole = _gathered(state[name], tensor.size, rank, world) if tensor.size else state[name]
         if rank:
             continue
         for chunk in tensor.chunks:
@@ -82,6 +83,26 @@ def _compare(plan: Plan, state: dict[str, Any], rank: int) -> dict[str, Any]:
             if _crc(whole, chunk) != chunk.crc:
                 wrong.append(f"{name} at {list(chunk.offsets)}")
     return {"compared": compared, "wrong": wrong}
+
+
+def _gathered(value: Any, size: Shape, rank: int, world: int) -> Any:
+    """Return a tensor whose rows are split over the ranks, on rank 0; as bytes, for gloo does not know all types."""
+    import torch.distributed
+
+    distributed: Any = torch.distributed
+    local = value.to_local().contiguous().flatten().view(torch.uint8)
+    if rank:
+        if local.numel():
+            distributed.send(local, 0)
+        return None
+    parts, rows = [local], -(-size[0] // world)
+    for other in range(1, world):
+        own = max(0, min(rows, size[0] - other * rows))
+        part: Any = torch.empty(own * math.prod(size[1:]) * value.element_size(), dtype=torch.uint8)
+        if part.numel():
+            distributed.recv(part, other)
+        parts.append(part)
+    return torch.cat(parts).view(value.dtype).reshape(size)
 
 
 def _crc(whole: Any, chunk: ChunkPlan) -> int:
