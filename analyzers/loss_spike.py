@@ -7,8 +7,8 @@ What it means
 
 How it is found
     The mean loss over all ranks, and each rank's own, is compared with the 50 steps before: 1.5 times their median (3
-    times for a single rank), ten standard deviations on a logarithmic scale by their quartiles, and above the highest
-    of the last 100. Losses that are zero or negative are not judged.
+    times for a single rank), ten times as much as it usually changes from step to step on a logarithmic scale, and
+    above the highest of the last 100. Losses that are zero or negative are not judged.
 
 What to do
     Look at the samples of that step on the ranks that are named. Where the norm of the gradients grew before, clip it
@@ -33,6 +33,7 @@ FACTOR = 1.5
 FACTOR_OF_ONE_RANK = 3.0
 """Losses of single ranks scatter more than their mean does."""
 SPREADS = 10.0
+"""Standard deviations of the change from step to step, by its quartiles; 8 were not reached in 2,600 healthy steps."""
 STEPS_AFTER = 20
 BACK = 1.1
 GROWN = 2.0
@@ -71,13 +72,13 @@ def _finding(run: Run, losses: pd.DataFrame, jump: Jump, culprits: tuple[int, ..
         name=NAME,
         severity=Severity.WARNING,
         summary=(
-            f"{subject} jumped to {jump.value:.4g} in step {jump.step}, {jump.value / jump.usual:.1f} times the "
+            f"{subject} jumped to {jump.value:.4g} in step {jump.step}, {_times(jump.value / jump.usual)} times the "
             f"{jump.usual:.4g} of the steps before{of_others}\n{_afterwards(series, jump)}"
         ),
         culprits=culprits,
         step=jump.step,
         evidence=(
-            f"{jump.spreads:.0f} standard deviations above the steps before, on a logarithmic scale",
+            f"{jump.spreads:.0f} times as much above them as the loss usually changes from step to step (logarithms)",
             *_norms(run, jump),
             *batches_in_words(run, culprits, jump.step),
             data_in_words(run),
@@ -87,6 +88,10 @@ def _finding(run: Run, losses: pd.DataFrame, jump: Jump, culprits: tuple[int, ..
             f"if it does not come down, go back to the checkpoint before step {jump.step} and leave its batches out",
         ),
     )
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f}" if ratio < 100 else f"{ratio:,.0f}"
 
 
 def _afterwards(series: "pd.Series[float]", jump: Jump) -> str:

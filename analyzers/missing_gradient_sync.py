@@ -25,8 +25,8 @@ from distdiag.run import Run
 CODE = "DD505"
 NAME = "missing-gradient-sync"
 REASONS = {
-    "no_sync": "the last forward before the step ran under no_sync(), so that DDP did not average",
-    "bypassed": "the model was called without its DDP wrapper, and nothing else averaged the gradients",
+    "no_sync": "The last forward before the step ran under no_sync(), so that DDP did not average",
+    "bypassed": "The model was called without its DDP wrapper, and nothing else averaged the gradients",
 }
 ACTIONS = {
     "no_sync": "leave no_sync() for the last forward and backward before optimizer.step(); what counts is the forward",
@@ -50,7 +50,7 @@ def _finding(run: Run, apart: Unsynchronised) -> Finding:
         summary=(
             f"{named(apart.ranks)} stepped with gradients that no peer was asked for, in "
             f"{apart.steps} of {counted(apart.of_steps, 'step')}, first in step {apart.step}\n"
-            f"{REASONS[apart.reason].capitalize()}.{_consequence(desync)}"
+            f"{REASONS[apart.reason]}.{_consequence(desync)}"
         ),
         culprits=apart.ranks if some else (),
         group=apart.group.group,

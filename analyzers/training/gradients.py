@@ -61,7 +61,8 @@ def unsynchronised(run: Run) -> list[Unsynchronised]:
 def _averaged_by_hand(run: Run, group: DataParallel, rows: pd.DataFrame) -> "pd.Series[bool]":
     """Return for each row whether calls of its step may have averaged the gradients, or are no longer known."""
     calls = run.calls[run.calls["op"].isin(REDUCING) & run.calls["step"].isin(rows["step"])]
-    calls = calls[calls["members"].map(lambda ranks: ranks is not None and set(group.members) <= set(ranks))]
+    whole = calls["members"].map(lambda ranks: ranks is not None and set(group.members) <= set(ranks))
+    calls = calls[whole.astype("bool")]
     last = run.steps[["rank", "step", "forwards"]].dropna()
     calls = calls.merge(last, on=["rank", "step"], suffixes=("", "_last"))
     # Passes before the last may well have averaged theirs.

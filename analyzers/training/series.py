@@ -39,7 +39,7 @@ class Jump:
     usual: float
     """Median of the values before."""
     spreads: float
-    """How many standard deviations above it, on a logarithmic scale."""
+    """How many times the usual change from one value to the next it is above that, on a logarithmic scale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +67,10 @@ def first_jump(values: "pd.Series[float]", *, factor: float, spreads: float) -> 
         return None
     ordered = values.sort_index().astype("float64")
     logs: pd.Series[float] = pd.Series(np.log(ordered.to_numpy()), index=ordered.index)
-    before = logs.rolling(WINDOW, min_periods=FEWEST_BEFORE)
-    usual = before.median().shift()
-    spread = ((before.quantile(0.75) - before.quantile(0.25)) / NORMAL_QUARTILES).shift().clip(lower=SMALLEST_SPREAD)
+    usual = logs.rolling(WINDOW, min_periods=FEWEST_BEFORE).median().shift()
+    # Changes, because a loss that comes down quickly is spread over much.
+    changes = logs.diff().rolling(WINDOW, min_periods=FEWEST_BEFORE - 1)
+    spread = ((changes.quantile(0.75) - changes.quantile(0.25)) / NORMAL_QUARTILES).shift().clip(lower=SMALLEST_SPREAD)
     highest = logs.rolling(2 * WINDOW, min_periods=1).max().shift()
     above = logs - usual
     jumps = (above >= np.log(factor)) & (above >= spreads * spread) & (logs >= highest + np.log(ABOVE_THE_HIGHEST))

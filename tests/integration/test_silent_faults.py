@@ -1,0 +1,123 @@
+"""Programs on real ranks that end well and are wrong, and healthy training of many kinds."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distdiag.findings import Finding, Report, Severity
+from tests.faults.runs import Fault, Runs, selected
+
+FAULTS = Path(__file__).parents[1] / "faults"
+BESIDE = Path(__file__).parents[3] / "shared" / "faults"
+
+
+def _fault(name: str, verdict: str, step: int, *culprits: int, ranks: int = 3, **more: Any) -> tuple[Fault, int]:
+    wanted = Fault(name=name, worker=FAULTS / "silent.py", ranks=ranks, verdicts=(verdict,), culprits=culprits, **more)
+    return wanted, step
+
+
+SILENT: Mapping[Fault, int] = dict(
+    (
+        _fault("value_in_input", "non-finite", 4, 1, cause="batch"),
+        _fault("value_in_layer", "non-finite", 3, 2, cause="inside", mentions="that of module 2; what it was given"),
+        _fault("value_in_backward", "non-finite", 3, 0, mentions="the gradient of rank 0"),
+        _fault("value_left_out", "non-finite", 3, 1, cause="batch", mentions="that of module 0; what it was given was"),
+        _fault("spike", "loss-spike", 32),
+        _fault("spike_of_one", "loss-spike", 32, 2),
+        _fault("scales_differ", "loss-scale-divergence", 0, 1, mentions="Replicas differ from step 1 on"),
+        _fault("never_averaged", "missing-gradient-sync", 0, cause="no_sync", mentions="8 of 8 steps"),
+        _fault("last_pass_alone", "missing-gradient-sync", 0, cause="no_sync", mentions="6 of 6 steps"),
+        _fault("wrapper_bypassed", "missing-gradient-sync", 2, cause="bypassed", mentions="6 of 8 steps"),
+        _fault("flipped_bit", "replica-desync", 3, 2, mentions="One of 4 parameters differs: 2.weight"),
+        _fault("rates_differ", "replica-desync", 1, 0, mentions="4 of 4 parameters differ, first 0.weight"),
+        _fault("same_shuffle", "duplicate-samples", 0, cause="same-order"),
+        _fault("own_shuffles", "duplicate-samples", 0, cause="overlap"),
+        _fault("same_share", "duplicate-samples", 0, 0, 1, mentions="Both take share 0 of 3"),
+        _fault("seeds_differ", "unsynchronised-seeds", 0, 2, cause="seed"),
+        _fault("one_more_batch", "uneven-batches", 10, 1),
+        _fault("leak", "host-memory-growth", -1, 1, ranks=2),
+    )
+)
+CONTROLS = tuple(
+    Fault(name=name, worker=FAULTS / "trained.py", ranks=ranks, verdicts=("healthy",))
+    for name, ranks in {
+        "healthy_plain": 3,
+        "healthy_accumulation": 3,
+        "healthy_scaler": 2,
+        "healthy_zero": 2,
+        "healthy_norm": 2,
+        "healthy_unused": 2,
+        "healthy_compressed": 2,
+        "healthy_averaged_by_hand": 2,
+        "healthy_two_models": 2,
+        "healthy_frozen": 2,
+        "healthy_sharded": 2,
+        "healthy_tensor_parallel": 4,
+        "healthy_context_parallel": 2,
+        "healthy_sampler": 2,
+        "healthy_shares": 2,
+        "healthy_evaluation": 2,
+        "healthy_stream": 2,
+        "healthy_noise": 2,
+        "healthy_cache": 2,
+        "healthy_losses_said": 3,
+        "healthy_masks": 2,
+    }.items()
+)
+BESIDE_THE_PROJECT = (
+    [
+        Fault(
+            name="loss_scale",
+            worker=BESIDE / "worker.py",
+            ranks=wanted["nproc"],
+            verdicts=tuple(wanted["verdict"]),
+            culprits=(0,),
+        )
+        for wanted in [json.loads((BESIDE / "expected.json").read_text())["loss_scale"]]
+    ]
+    if BESIDE.is_dir()
+    else []
+)
+ANY_STEP = -1
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    programs = selected((*SILENT, *CONTROLS, *BESIDE_THE_PROJECT), request.session.items)
+    started = Runs(tmp_path_factory.mktemp("silent"), programs)
+    yield started
+    started.close()
+
+
+@pytest.mark.parametrize("fault", SILENT, ids=lambda fault: fault.name)
+def test_silent_fault_is_found_with_its_rank_and_step(fault: Fault, runs: Runs) -> None:
+    report = runs.outcome(fault).report
+
+    (found,) = serious(report)
+    assert (found.name, found.culprits, found.cause) == (fault.verdicts[0], fault.culprits, fault.cause or found.cause)
+    assert SILENT[fault] in (ANY_STEP, found.step)
+    assert fault.mentions in " ".join((found.summary, *found.evidence))
+
+
+@pytest.mark.parametrize("fault", CONTROLS, ids=lambda fault: fault.name)
+def test_healthy_training_is_accused_of_nothing(fault: Fault, runs: Runs) -> None:
+    outcome = runs.outcome(fault)
+
+    assert set(outcome.codes) == {0}
+    assert serious(outcome.report) == []
+
+
+@pytest.mark.parametrize("fault", BESIDE_THE_PROJECT, ids=lambda fault: fault.name)
+def test_silent_fault_beside_the_project_is_found(fault: Fault, runs: Runs) -> None:
+    (found,) = serious(runs.outcome(fault).report)
+
+    assert found.name in fault.verdicts
+    assert found.culprits == fault.culprits
+
+
+def serious(report: Report) -> list[Finding]:
+    """Return what is said beside the pace of ranks: these share their cores with whatever else goes on."""
+    return [each for each in report.findings if each.severity is not Severity.INFO and not each.code.startswith("DD2")]
