@@ -4,6 +4,7 @@ Percentages are of a trace's window, the time from the first to the last work of
 does not tell is None, and ``unknown`` says why.
 """
 
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ LAST_BY = 0.05
 
 def profiles_of(run: Run) -> list[dict[str, Any]]:
     """Return one row per trace and device, in the order of ranks, as the report's ``performance.profiler``."""
-    waits = waits_of(run.collectives)
+    waits = waits_in(run)
     return [_row(row, waits.get(int(row["rank"]))) for row in run.profiles.to_dict("records")]
 
 
@@ -151,6 +152,18 @@ class Waits:
             "waits_caused_us": _us(self.caused_ns),
             "transfer_us": _us(self.own_ns),
         }
+
+
+_waits_in: weakref.WeakKeyDictionary[Run, Mapping[int, Waits]] = weakref.WeakKeyDictionary()
+"""Two findings and the summary ask."""
+
+
+def waits_in(run: Run) -> Mapping[int, Waits]:
+    """Return the waiting of a run's traces by rank, computed once."""
+    known = _waits_in.get(run)
+    if known is None:
+        known = _waits_in[run] = waits_of(run.collectives)
+    return known
 
 
 def waits_of(collectives: pd.DataFrame) -> dict[int, Waits]:

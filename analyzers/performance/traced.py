@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from distdiag.analyzers._wording import counted, named, seconds
-from distdiag.analyzers.performance.profiles import Waits, waits_of
+from distdiag.analyzers.performance.profiles import Waits, waits_in, waits_of
 from distdiag.findings import Confidence, Finding, Severity
 from distdiag.run import Run
 
@@ -32,7 +32,7 @@ def slow_devices(run: Run, code: str, name: str) -> Iterator[Finding]:
     rows = _whole_job(run)
     if rows is None or len(rows) < 2:
         return
-    waits = waits_of(run.collectives)
+    waits = waits_in(run)
     worst = max(waits, key=lambda rank: (waits[rank].caused_ns, -rank), default=None)
     if worst is None or waits[worst].ranks != tuple(rows.index) or not _always_last(run.collectives, worst):
         return
@@ -67,7 +67,7 @@ def exposed_transfers(run: Run, code: str, name: str) -> Iterator[Finding]:
     rows = _whole_job(run)
     if rows is None or _steps(rows) < MANY_STEPS:
         return
-    waits = waits_of(run.collectives)
+    waits = waits_in(run)
     if sorted(waits) != rows.index.tolist():
         return
     waited = np.array([waits[rank].waited_ns for rank in rows.index.tolist()])

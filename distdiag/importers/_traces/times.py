@@ -29,6 +29,8 @@ def nanoseconds(texts: Sequence[msgspec.Raw]) -> Numbers:
     joined = b"[" + b",".join(texts) + b"]"
     try:
         about = np.array(_fractions.decode(joined), dtype=np.float64)
+        if len(about) != len(texts):  # a time that is missing leaves nothing between the commas
+            raise msgspec.DecodeError
         if np.all(about < EXACT_IN_DOUBLES):
             return _bounded(np.rint(about * _MICROSECOND_NS).astype(np.int64))
         dots = joined.count(b".")

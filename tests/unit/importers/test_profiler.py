@@ -315,6 +315,14 @@ STRANGE: dict[str, Any] = {
 }
 
 
+def test_a_file_whose_only_kernel_has_no_time_has_no_shares(tmp_path: Path) -> None:
+    timeless = {name: value for name, value in event().items() if name not in ("ts", "dur")}
+
+    row = measured(written(tmp_path, json.dumps({"traceEvents": [timeless]})))
+
+    assert (row["activities"], row["notes"][0]) == (0, "no device activity")
+
+
 @pytest.mark.parametrize("strange", STRANGE.values(), ids=STRANGE)
 def test_strange_events_do_not_count_and_the_others_do(strange: dict[str, Any], tmp_path: Path) -> None:
     text = json.dumps({"traceEvents": [event(), event(**strange), event(ts=11.5)]})
