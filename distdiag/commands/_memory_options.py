@@ -139,9 +139,10 @@ class Asked:
         given = self._given
         ways = [name for name in ("config", "module", "parameters", "hidden") if given[name] is not None]
         if len(ways) != 1:
-            said = " and ".join(f"--{name}" for name in ways) or "nothing"
+            said = " and ".join(f"--{name}" for name in ways)
             raise DistdiagError(
-                f"the model is described by {said}", "say one of --config, --module, --parameters and --hidden"
+                f"the model is described twice, by {said}" if ways else "no model is described",
+                "say one of --config, --module, --parameters and --hidden",
             )
         if given["config"] is not None:
             return read_config(given["config"])

@@ -2,12 +2,16 @@
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from distdiag.commands import _memory_options
 from distdiag.errors import DistdiagError
+
+if TYPE_CHECKING:
+    from distdiag.memory_estimate import Estimate
+    from distdiag.memory_estimate.recorded import Comparison
 
 GIB = 1 << 30
 
@@ -38,7 +42,7 @@ def command(device_gib: float | None, per_node: int, logs: Path | None, form: st
 
     Exit code: 0 it fits (or no device was given), 1 it does not, 2 bad usage.
     """
-    from distdiag.memory_estimate import Answer, answer, estimate
+    from distdiag.memory_estimate import answer, estimate
     from distdiag.reporters.memory import render_json, render_text
 
     if per_node < 1 or (device_gib is not None and device_gib <= 0):
@@ -46,17 +50,17 @@ def command(device_gib: float | None, per_node: int, logs: Path | None, form: st
     asked = _memory_options.Asked(given)
     base = estimate(asked.model(), asked.layout(), asked.training(on_device=device_gib is not None))
     device_bytes = None if device_gib is None else round(device_gib * GIB)
-    answered: Answer = answer(base, device_bytes=device_bytes, per_node=per_node)
-    beside = _recorded(logs, base) if logs is not None else None
+    answered = answer(base, device_bytes=device_bytes, per_node=per_node)
+    beside = _compared(logs, base) if logs is not None else None
     (render_json if form == "json" else render_text)(answered, beside, sys.stdout)
     return 1 if answered.fits is False else 0
 
 
-def _recorded(logs: Path, base: Any) -> Any:
+def _compared(logs: Path, base: "Estimate") -> "Comparison":
     from distdiag.importers import load  # pandas and duckdb: not for an estimate alone
-    from distdiag.memory_estimate.recorded import recorded
+    from distdiag.memory_estimate.recorded import compare
 
-    rows = recorded(load(logs), base)
-    if not rows:
+    comparison = compare(load(logs), base)
+    if not comparison.rows:
         raise DistdiagError(f"no memory was recorded in {logs}", "recording samples it at every step of a run")
-    return rows
+    return comparison

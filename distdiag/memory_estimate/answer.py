@@ -48,7 +48,7 @@ def _notes(base: Estimate) -> Iterator[str]:
     elif not training.sequence and not model.measured:
         yield "activations are left out: say --sequence"
     if model.measured:
-        yield "activations are those of the example inputs, and largest where the backward makes the widest gradient"
+        yield "activations are those of the example inputs; a gradient as large as the largest of them lives beside"
         if layout.tensor > 1 or layout.context > 1:
             yield "activations of a Python module are not cut by --tp and --cp"
     yield f"{training.precision.name}: {training.precision.why}"

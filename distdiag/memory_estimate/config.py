@@ -44,8 +44,10 @@ def read_config(path: Path) -> Model:
     file = path / "config.json" if path.is_dir() else path
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DistdiagError(f"cannot read {file}: {error}", "pass a config.json, or the folder it is in") from error
+    except OSError as error:
+        raise DistdiagError(f"{error.strerror}: {file}", "pass a config.json, or the folder it is in") from error
+    except UnicodeDecodeError as error:
+        raise DistdiagError(f"{file} is no text", "pass a config.json as transformers writes it") from error
     except json.JSONDecodeError as error:
         raise DistdiagError(f"{file} is no JSON: {error}", "pass a config.json as transformers writes it") from error
     if not isinstance(content, dict):

@@ -81,7 +81,7 @@ def source(item: Item, setting: Setting) -> str:
         Item.BUCKETS: "torch DistributedDataParallel" if layout.sharding.stage == 0 else sharded,
         Item.BORDERS: "torch.distributed.pipelining",
         Item.CASTS: "torch.autocast's cache",
-        Item.ACTIVATIONS: KORTHIKANTI if training.recompute is not Recompute.FULL else "Chen et al. 2016",
+        Item.ACTIVATIONS: _activation_source(setting),
         Item.SCORES: KORTHIKANTI,
         Item.LOGITS: f"{KORTHIKANTI}; torch cross_entropy" if training.loss is Loss.STANDARD else KORTHIKANTI,
         Item.LOGIT_GRADIENTS: "torch cross_entropy",
@@ -91,6 +91,12 @@ def source(item: Item, setting: Setting) -> str:
         Item.CONTEXT: "assumption; see --context-gib",
         Item.FRAGMENTATION: "assumption; see --fragmentation",
     }[item]
+
+
+def _activation_source(setting: Setting) -> str:
+    if setting.model.measured:
+        return "what autograd saved in a forward on the meta device"
+    return KORTHIKANTI if setting.training.recompute is not Recompute.FULL else f"Chen et al. 2016; {KORTHIKANTI}"
 
 
 def _over(name: str, size: int) -> str:

@@ -34,11 +34,32 @@ class Recorded:
         return self.recorded_bytes - self.estimated_bytes
 
 
-def recorded(run: Run, base: Estimate) -> tuple[Recorded, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A run beside an estimate."""
+
+    rows: tuple[Recorded, ...]
+    notes: tuple[str, ...] = ()
+    """What keeps the two from being the same thing."""
+
+
+def compare(run: Run, base: Estimate) -> Comparison:
     """Return the peaks of each rank and phase; a rank that recorded no memory is left out.
 
     The stage of a rank follows from the usual order, tensor ranks next to one another and pipeline stages outermost.
     """
+    rows = _rows(run, base)
+    notes = []
+    if run.world_size is not None and run.world_size != base.layout.world:
+        notes.append(f"the run had {run.world_size} ranks, the estimate is for {base.layout.world}")
+    if any(row.measure == "process" for row in rows):
+        notes.append("a process holds Python and its libraries too, which no estimate has")
+    if any(row.measure != "process" for row in rows):
+        notes.append("the allocator's peaks are those since the start of the run, not of the phase alone")
+    return Comparison(rows=rows, notes=tuple(notes))
+
+
+def _rows(run: Run, base: Estimate) -> tuple[Recorded, ...]:
     peaks = run.engine.frame(_peaks(run))
     measures = {"allocated": "peak_allocated_bytes", "reserved": "peak_reserved_bytes", "process": "rss_bytes"}
     on_device = bool(peaks["peak_allocated_bytes"].notna().any())

@@ -10,8 +10,8 @@ from distdiag.memory_estimate.changes import Change
 from distdiag.memory_estimate.estimate import StageEstimate
 from distdiag.memory_estimate.formulas import count
 from distdiag.memory_estimate.questions import gib
-from distdiag.memory_estimate.recorded import Recorded
-from distdiag.reporters import _terminal
+from distdiag.memory_estimate.recorded import Comparison, Recorded
+from distdiag.reporters import _terminal, words
 from distdiag.reporters._lines import BLANK, Line, Span, hang, hang_all, table, wrap
 
 SCHEMA = "distdiag.memory/1"
@@ -21,7 +21,7 @@ MOST_RECORDED = 12
 LABEL = 15
 
 
-def render_text(answer: Answer, recorded: Sequence[Recorded] | None, out: TextIO) -> None:
+def render_text(answer: Answer, recorded: Comparison | None, out: TextIO) -> None:
     """Write the estimate in the width of the terminal."""
     width, _ = _terminal.size(out)
     worst = answer.estimate.worst
@@ -95,27 +95,28 @@ def _stages(stages: Sequence[StageEstimate], width: int) -> list[Line]:
     return table(rows, indent=2, width=width, styles=["dim", *("" for _ in stages)])
 
 
-def _recorded(recorded: Sequence[Recorded], width: int) -> list[Line]:
-    """The ranks that the estimate explains least come first."""
-    shown = sorted(recorded, key=lambda each: -abs(each.unexplained_bytes))[:MOST_RECORDED]
-    rows = [("rank", "phase", "measured", "recorded", "estimated", "unexplained")]
-    rows += [
-        (
-            str(each.rank),
-            each.phase,
-            each.measure,
-            gib(each.recorded_bytes),
-            gib(each.estimated_bytes),
-            f"{'-' if each.unexplained_bytes < 0 else ''}{gib(abs(each.unexplained_bytes))}",
-        )
-        for each in shown
-    ]
+def _recorded(comparison: Comparison, width: int) -> list[Line]:
+    """One row for the ranks that were in a phase and are estimated alike; what is explained least comes first."""
+    alike: dict[tuple[str, str, int], list[Recorded]] = {}
+    for each in comparison.rows:
+        alike.setdefault((each.phase, each.measure, each.estimated_bytes), []).append(each)
+    rows = [("ranks", "phase", "measured", "recorded", "estimated", "unexplained")]
+    shown = sorted(alike.values(), key=lambda same: -max(abs(each.unexplained_bytes) for each in same))[:MOST_RECORDED]
+    rows += [_recorded_row(same) for same in shown]
     lines = table(rows, indent=2, width=width, styles=["dim", *("" for _ in shown)])
-    if len(recorded) > len(shown):
-        lines.append((Span(f"  and {len(recorded) - len(shown)} more: --format json has them all", "dim"),))
-    if any(each.measure == "process" for each in shown):
-        lines += hang("  ", wrap("a process holds Python and its libraries too, which no estimate has", width - 2))
-    return lines
+    if len(alike) > len(shown):
+        lines.append((Span(f"  and {len(alike) - len(shown)} more: --format json has them all", "dim"),))
+    return lines + [(Span("  "), Span(line)) for note in comparison.notes for line in wrap(note, width - 2)]
+
+
+def _recorded_row(same: Sequence[Recorded]) -> tuple[str, str, str, str, str, str]:
+    least, most = (chosen(each.recorded_bytes for each in same) for chosen in (min, max))
+    worst = max(same, key=lambda each: abs(each.unexplained_bytes))
+    recorded = gib(most) if gib(least) == gib(most) else f"{gib(least)} to {gib(most)}"
+    rest = f"{'-' if worst.unexplained_bytes < 0 else ''}{gib(abs(worst.unexplained_bytes))}"
+    ranks = words.fold(each.rank for each in same)
+    beside = f" (rank {worst.rank})" if len(same) > 1 else ""
+    return (ranks, worst.phase, worst.measure, recorded, gib(worst.estimated_bytes), rest + beside)
 
 
 def _changes(answer: Answer, width: int) -> list[Line]:
@@ -143,7 +144,7 @@ def _change(change: Change, device_bytes: int | None) -> tuple[str, ...]:
     return (change.name, f"{gib(change.peak_bytes)}{fits}", gib(change.saved_bytes), sends, change.price)
 
 
-def render_json(answer: Answer, recorded: Sequence[Recorded] | None, out: TextIO) -> None:
+def render_json(answer: Answer, recorded: Comparison | None, out: TextIO) -> None:
     """Write the estimate as one object of ``distdiag.memory/1``; sizes are in bytes, lists are never null."""
     base = answer.estimate
     content: dict[str, Any] = {
@@ -161,9 +162,10 @@ def render_json(answer: Answer, recorded: Sequence[Recorded] | None, out: TextIO
         "questions": dict(answer.questions),
         "sent_bytes": dict(answer.sent_bytes),
         "recorded": [
-            {**dataclasses.asdict(each), "unexplained_bytes": each.unexplained_bytes} for each in recorded or ()
+            {**dataclasses.asdict(each), "unexplained_bytes": each.unexplained_bytes}
+            for each in (recorded.rows if recorded else ())
         ],
-        "notes": list(answer.notes),
+        "notes": [*answer.notes, *(recorded.notes if recorded else ())],
     }
     out.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
