@@ -30,7 +30,8 @@ def seen_at_work(run: Run, rank: int, *, from_step: int) -> Seen | None:
         return None
     site = max(sorted(set(lines)), key=lines.count)
     times = lines.count(site)
-    return Seen(site=site, times=times, looks=len(lines)) if times >= MOST_OF_THEM * len(lines) else None
+    stands_out = times >= max(ENOUGH_LOOKS, MOST_OF_THEM * len(lines))
+    return Seen(site=site, times=times, looks=len(lines)) if stands_out else None
 
 
 def waiting_at(run: Run, victims: Collection[int], *, from_step: int) -> tuple[str, str] | None:

@@ -6,6 +6,7 @@ from typing import Any, TextIO
 
 from distdiag.findings import Finding, Position, Report, Verdict
 from distdiag.reporters import _terminal, words
+from distdiag.reporters._ledger import ledger_lines
 from distdiag.reporters._lines import BLANK, GAP, Line, Span, hang, hang_all, plain, table, wrap
 from distdiag.reporters._profiles import profile_lines
 from distdiag.reporters._stacks import stack_lines
@@ -42,7 +43,7 @@ def compose(report: Report, *, width: int, height: int) -> list[Line]:
         profiles = profile_lines(report.performance.get("profiler", ()), width)
         return _healthy(report, width) + _others(report, width) + ([BLANK, *profiles] if profiles else [])
     blocks = (
-        _ranks(report, width),
+        _ledger(report, width) or _ranks(report, width),
         _before(report.positions, width) + _why(report.verdict, width),
         hang_all("Do next", report.verdict.next_steps, indent=LABEL, width=width, numbered=True),
         stack_lines(report.stacks, width),
@@ -101,6 +102,12 @@ def _simulations(report: Report) -> Mapping[str, Any] | None:
     told: Mapping[str, Any] | None = report.performance.get("what_if")
     asked = told is not None and (told["source"] == MEASURED or (report.verdict.code or "").startswith(SLOW))
     return told if asked else None
+
+
+def _ledger(report: Report, width: int) -> list[Line]:
+    """Return where the steps of a slow run go: all its ranks are at the same place, the end."""
+    slow = (report.verdict.code or "").startswith(SLOW)
+    return ledger_lines(report.performance.get("ranks", ()), report.verdict.culprits, width) if slow else []
 
 
 def _split(summary: str) -> tuple[str, list[str]]:
