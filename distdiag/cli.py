@@ -7,6 +7,7 @@ from typing import NoReturn
 import click
 
 from distdiag.commands import analyze, checkpoint, ctl, demo, doctor, explain, memory, stacks, trace, watch
+from distdiag.commands import analyze, checkpoint, ctl, demo, doctor, explain, memory, replay_info, stacks, trace, watch
 from distdiag.errors import DistdiagError
 
 CANNOT = 2
@@ -45,6 +46,7 @@ cli.add_command(watch.command)
 cli.add_command(ctl.command)
 cli.add_command(explain.command)
 cli.add_command(stacks.command)
+cli.add_command(replay_info.command)
 cli.add_command(trace.command)
 cli.add_command(checkpoint.command)
 cli.add_command(memory.command)
