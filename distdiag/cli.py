@@ -6,7 +6,6 @@ from typing import NoReturn
 
 import click
 
-from distdiag.commands import analyze, checkpoint, ctl, demo, doctor, explain, memory, stacks, trace, watch
 from distdiag.commands import analyze, checkpoint, ctl, demo, doctor, explain, memory, replay_info, stacks, trace, watch
 from distdiag.errors import DistdiagError
 

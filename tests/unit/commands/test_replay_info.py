@@ -44,7 +44,7 @@ def logs(tmp_path: Path) -> Path:
     return made.write(tmp_path)
 
 
-def run(*arguments: str | Path) -> Result:
+def run(*arguments: str | int | Path) -> Result:
     return CliRunner().invoke(cli, ["replay-info", *map(str, arguments)])
 
 
