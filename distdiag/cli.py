@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import click
 
-from distdiag.commands import analyze, checkpoint, ctl, demo, doctor, explain, memory, replay_info, stacks, trace, watch
+from distdiag.commands import agent, analyze, checkpoint, ctl, demo, doctor, explain, memory, replay_info, stacks, trace, watch
 from distdiag.errors import DistdiagError
 
 CANNOT = 2
@@ -43,6 +43,7 @@ def run_command(arguments: tuple[str, ...]) -> None:
 cli.add_command(analyze.command)
 cli.add_command(watch.command)
 cli.add_command(ctl.command)
+cli.add_command(agent.command)
 cli.add_command(explain.command)
 cli.add_command(stacks.command)
 cli.add_command(replay_info.command)

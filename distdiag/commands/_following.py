@@ -4,12 +4,15 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 from distdiag.commands._metrics import Metrics
 from distdiag.commands._notices import Notices
 from distdiag.errors import DistdiagError
-from distdiag.live.alarms import Alarm, Change
-from distdiag.live.snapshot import Snapshot, detail_of, snapshot_of
+from distdiag.live.alarms import Alarm, Alarms, Change
+from distdiag.live.fleet import Fleet
+from distdiag.live.snapshot import RankDetail, Snapshot, detail_of, snapshot_of
 from distdiag.live.watch import Watch
 from distdiag.reporters import _terminal, watching
 from distdiag.reporters.live import Choice, plain_view, screen, status
@@ -25,14 +28,39 @@ EXPLAIN_SECONDS = 60.0
 ALARMED = 1
 KEY_SECONDS = 1.0
 
-Show = Callable[[Snapshot, list[Change]], None]
+
+class Source(Protocol):
+    """What is watched: the logs of all ranks, or what the agents of their hosts say."""
+
+    logs: Path
+    alarms: Alarms
+
+    @property
+    def present(self) -> bool:
+        """Return whether the directory is there."""
+
+    @property
+    def ended(self) -> bool:
+        """Return whether all ranks told their end."""
+
+    @property
+    def explaining(self) -> bool:
+        """Return whether a verdict may still come."""
+
+    def look(self, now: float | None = None) -> list[Change]:
+        """Read what is new and return what became of alarms."""
+
+    def close(self) -> None:
+        """End what runs in the background."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Session:
     """A watch, who is told of its alarms, and what ends it."""
 
-    watch: Watch
+    watch: Source
+    snapshot: Callable[[], Snapshot]
+    detail: Callable[[int], RankDetail | None]
     notices: Notices
     interval_seconds: float = 1.0
     exit_on: Collection[str] = ()
@@ -50,7 +78,7 @@ class Session:
         for what, alarm in changes:
             if self._fatal is None and what in ("raised", "changed") and alarm.kind in self.exit_on:
                 self._fatal, self._fatal_since = alarm.number, now
-        snapshot = snapshot_of(self.watch)
+        snapshot = self.snapshot()
         if self.metrics is not None:
             self.metrics.snapshot = snapshot
         return snapshot, changes
@@ -66,10 +94,16 @@ class Session:
         patient = time.monotonic() - self._fatal_since < EXPLAIN_SECONDS
         return None if alarm.verdict is None and self.watch.explaining and patient else alarm
 
+    def close(self) -> None:
+        """End what runs in the background, and send the notices that are left."""
+        self.watch.close()
+        self.notices.finish()
+        if self.metrics is not None:
+            self.metrics.close()
+
     def is_over(self) -> bool:
         """Return whether the job has ended for good."""
-        job = self.watch.job
-        if self._fatal is not None or not job.ended:
+        if self._fatal is not None or not self.watch.ended:
             self._over_since = None
             return False
         if not self.watch.alarms.active:
@@ -78,10 +112,27 @@ class Session:
         return time.monotonic() - self._over_since > SETTLE_SECONDS
 
 
+def of_logs(logs: Path, notices: Notices, *, explain: bool) -> Session:
+    """Return a session that reads the logs of all ranks."""
+    watch = Watch(logs, explain=explain)
+    return Session(
+        watch=watch,
+        snapshot=lambda: snapshot_of(watch),
+        detail=lambda rank: detail_of(watch.job, rank),
+        notices=notices,
+    )
+
+
+def of_agents(logs: Path, notices: Notices, *, explain: bool) -> Session:
+    """Return a session that reads what the agents of all hosts say."""
+    fleet = Fleet(logs, explain=explain)
+    return Session(watch=fleet, snapshot=fleet.snapshot, detail=lambda rank: None, notices=notices)
+
+
 def once(session: Session, form: str) -> int:
     """Show the job as it is now; 1 if there is an alarm."""
     session.look()
-    if not session.watch.follower.present:
+    if not session.watch.present:
         raise DistdiagError(
             f"no such directory: {session.watch.logs}", "pass the directory given to distdiag.install()"
         )
@@ -135,7 +186,7 @@ def interact(session: Session) -> int:
         snapshot, _ = session.look()
         due = time.monotonic() + session.interval_seconds
         while choice is not None and last is None:
-            detail = detail_of(session.watch.job, choice.opened) if choice.opened is not None else None
+            detail = session.detail(choice.opened) if choice.opened is not None else None
             terminal.draw(screen(snapshot, choice, *terminal.size, detail))
             for key in terminal.keys(min(due - time.monotonic(), KEY_SECONDS)):
                 choice = after(choice, key, snapshot) if choice is not None else None

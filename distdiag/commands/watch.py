@@ -40,6 +40,7 @@ def _kinds(context: click.Context, parameter: click.Parameter, value: str | None
 @click.option(
     "--prometheus", metavar="[HOST:]PORT", help="Serve metrics there, on the loopback unless a host is given."
 )
+@click.option("--agents", is_flag=True, help="Read what `distdiag agent` on each host says, not the logs of all ranks.")
 @click.option("--no-verdict", is_flag=True, help="Do not analyse the logs when an alarm is raised.")
 def command(
     logs: Path,
@@ -50,6 +51,7 @@ def command(
     on_alarm: str | None,
     webhook: str | None,
     prometheus: str | None,
+    agents: bool,
     no_verdict: bool,
 ) -> int:
     """Watch a running job through its logs: ranks, groups, who makes the others wait, and alarms.
@@ -62,14 +64,12 @@ def command(
     from distdiag.commands import _following
     from distdiag.commands._metrics import Metrics
     from distdiag.commands._notices import Notices
-    from distdiag.live.watch import Watch
 
-    watch = Watch(logs, explain=not no_verdict)
     notices = Notices(logs=str(logs), command=on_alarm, webhook=webhook)
-    metrics = Metrics(prometheus) if prometheus else None
-    session = _following.Session(
-        watch=watch, notices=notices, interval_seconds=interval, exit_on=exit_on, metrics=metrics
-    )
+    begin = _following.of_agents if agents else _following.of_logs
+    session = begin(logs, notices, explain=not no_verdict)
+    session.interval_seconds, session.exit_on = interval, exit_on
+    session.metrics = Metrics(prometheus) if prometheus else None
     try:
         if once:
             return _following.once(session, form)
@@ -79,7 +79,4 @@ def command(
     except KeyboardInterrupt:
         return 0 if sys.stdout.isatty() else 130
     finally:
-        watch.close()
-        notices.finish()
-        if metrics is not None:
-            metrics.close()
+        session.close()

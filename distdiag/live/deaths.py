@@ -1,6 +1,7 @@
 """Ranks that died or vanished, told from those that only gave up waiting for them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from distdiag.live.alarms import Condition, Kind
 from distdiag.live.job import Job
@@ -13,46 +14,68 @@ GONE_SECONDS = 10.0
 SHIPPED_SECONDS = 30.0
 """The same where its log is written elsewhere and shipped."""
 MOST_MESSAGE = 100
+MOST_EVIDENCE = 6
+
+
+class Dead(NamedTuple):
+    """A rank that died or vanished."""
+
+    rank: int
+    wall_ns: int
+    gave_up: bool
+    """It failed in a collective, so others may be the reason."""
+    how: str
 
 
 def deaths(job: Job) -> Iterator[Condition]:
     """Yield the death of ranks: an exception that ended one, an exit with an error, or no sign of life."""
-    died = sorted(
-        (state for state in job.ranks.values() if state.died is not None),
-        key=lambda state: (state.last_ns + state.offset_ns, state.rank),
-    )
+    dead = dead_ranks(job)
+    if dead:
+        awaited = () if any(not each.gave_up for each in dead) else tuple(sorted(_awaited(job, dead)))
+        doing = [f"rank {rank} {doing_of(job.ranks[rank])}" for rank in awaited[:2] if rank in job.ranks]
+        yield death_of(dead, awaited, doing, anybody_lives=bool(job.living))
+
+
+def dead_ranks(job: Job) -> list[Dead]:
+    """Return the ranks that died or vanished, in the order of time."""
+    dead = [
+        Dead(state.rank, state.last_ns + state.offset_ns, state.failed_call is not None, _how(job, state))
+        for state in job.ranks.values()
+        if state.died is not None
+    ]
+    dead.sort(key=lambda each: (each.wall_ns, each.rank))
     vanished = [state for state in job.living if state.died is None and _vanished(job, state)]
-    if not died and not vanished:
-        return
-    gave_up = [state for state in died if state.failed_call is not None]
-    origins = [*(state for state in died if state.failed_call is None), *vanished]
-    awaited = tuple(sorted(_awaited(job, gave_up))) if not origins else ()
-    if not origins and job.living:
-        summary = f"{named(s.rank for s in gave_up)} failed in a collective"
+    return dead + [Dead(s.rank, s.last_ns + s.offset_ns, False, _how(job, s)) for s in vanished]
+
+
+def death_of(dead: Sequence[Dead], awaited: tuple[int, ...], doing: Sequence[str], *, anybody_lives: bool) -> Condition:
+    """Return what is to be said of dead ranks; ``awaited`` are those that all of them had waited for."""
+    origins = [each for each in dead if not each.gave_up]
+    gave_up = [each for each in dead if each.gave_up]
+    if not origins and anybody_lives:
+        summary = f"{named(each.rank for each in gave_up)} failed in a collective"
         summary += f", waiting for {named(awaited)}" if awaited else ""
     else:
-        summary = _told(job, origins or gave_up)
+        first = (origins or gave_up)[0]
+        several = f"{named(each.rank for each in origins or gave_up)} died; the first: "
+        summary = (several if len(origins or gave_up) > 1 else "") + first.how
         if origins and gave_up:
-            summary += f"; {named(s.rank for s in gave_up)} failed in a collective after that"
-    yield Condition(
+            summary += f"; {named(each.rank for each in gave_up)} failed in a collective after that"
+    return Condition(
         kind=Kind.DEATH,
         incident=HALT,
         summary=summary,
-        ranks=awaited or tuple(sorted(state.rank for state in origins)),
-        evidence=(
-            *(f"rank {rank} {doing_of(job.ranks[rank])}" for rank in awaited[:2] if rank in job.ranks),
-            *(_how(job, state) for state in (*origins, *gave_up)[:6]),
-        ),
+        ranks=awaited or tuple(sorted(each.rank for each in origins)),
+        evidence=(*doing, *(each.how for each in (*origins, *gave_up)[:MOST_EVIDENCE])),
         confirm_seconds=CONFIRM_SECONDS,
     )
 
 
-def _awaited(job: Job, gave_up: list[RankState]) -> set[int]:
+def _awaited(job: Job, dead: Sequence[Dead]) -> set[int]:
     """Return the living ranks that those who gave up had waited for."""
     living = {state.rank for state in job.living} | set(job.missing)
-    return {
-        rank for state in gave_up if state.failed_call for rank in awaited_in(job, state, state.failed_call)
-    } & living
+    failed = [(state, state.failed_call) for state in (job.ranks[each.rank] for each in dead)]
+    return living & {rank for state, call in failed if call is not None for rank in awaited_in(job, state, call)}
 
 
 def _vanished(job: Job, state: RankState) -> bool:
@@ -63,12 +86,6 @@ def _vanished(job: Job, state: RankState) -> bool:
     if process is not None:
         return process == "gone"  # one that is stopped or keeps the interpreter may come back
     return silence >= (SHIPPED_SECONDS if state.header.shipped_from else GONE_SECONDS)
-
-
-def _told(job: Job, states: list[RankState]) -> str:
-    if len(states) == 1:
-        return _how(job, states[0])
-    return f"{named(state.rank for state in states)} died; the first: {_how(job, states[0])}"
 
 
 def _how(job: Job, state: RankState) -> str:

@@ -11,6 +11,9 @@ INFERRED_PHASES = frozenset({"", "data", "forward", "backward", "optimizer"})
 LONG_ACTIVITIES = frozenset({"compile", "checkpoint"})
 """What may rightly take long; a pulse infers it from the stack."""
 STEPS_KEPT = 512
+STEPS_IN_ALL = 512 * 1024
+"""Of larger jobs fewer are kept of each rank."""
+LEAST_STEPS_KEPT = 64
 MEMORY_KEPT = 90
 OPEN_CALLS_KEPT = 64
 """Some backends never report the end of a call."""
@@ -91,9 +94,10 @@ class RankState:
         self.last_call: events.Call | None = None
         self.sequences: dict[str, int] = {}
         """Number of the last collective in each group, by the group's name."""
-        self.steps: deque[StepTimes] = deque(maxlen=STEPS_KEPT)
+        kept = min(STEPS_KEPT, max(STEPS_IN_ALL // max(header.world_size or 1, 1), LEAST_STEPS_KEPT))
+        self.steps: deque[StepTimes] = deque(maxlen=kept)
         self.steps_seen = 0
-        self.tokens: deque[tuple[int, float]] = deque(maxlen=STEPS_KEPT)
+        self.tokens: deque[tuple[int, float]] = deque(maxlen=kept)
         self.spent: dict[str, dict[str, int]] = {}
         """By group: ``wait_ns``, ``duration_ns``, ``bytes`` and ``calls`` of the collectives of all steps seen."""
         self.facts: dict[str, Any] = {}

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from distdiag.live.alarms import Condition, Kind
 from distdiag.live.job import Job
@@ -27,8 +28,17 @@ SHARED_STEPS = 16
 """Steps over which waiting is shared out."""
 
 
-Medians = tuple[float, float, float]
-"""Of the whole window, its first and its second half."""
+class OwnTime(NamedTuple):
+    """Median time per step outside operations, in nanoseconds."""
+
+    whole: float
+    """Over the window."""
+    first: float
+    """Over its first half."""
+    second: float
+    step: float
+    """Median duration of a step."""
+    steps: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,39 +51,44 @@ class Waiting:
     caused: float
 
 
-def stragglers(job: Job) -> Iterator[Condition]:
-    """Yield ranks whose own time per step is persistently above that of their peers.
+def own_times(job: Job) -> dict[int, OwnTime]:
+    """Return the own time per step of each rank of which the newest steps tell enough.
 
     A step's own time is what it spends outside collectives and messages, on the host's clock: whoever comes first
     waits inside them, and whoever comes last does not. Hosts run ahead of devices, so nothing is said of these.
     """
     windows = {state.rank: _window(state) for state in job.living if state.header.device == "cpu"}
-    windows = {rank: steps for rank, steps in windows.items() if steps}
-    if len(windows) < 2:
+    return {rank: _own_time(steps) for rank, steps in windows.items() if steps}
+
+
+def stragglers(own: Mapping[int, OwnTime]) -> Iterator[Condition]:
+    """Yield ranks whose own time per step is persistently above that of their peers."""
+    if len(own) < 2:
         return
-    own = {rank: _medians(steps) for rank, steps in windows.items()}
-    few = len(own) <= FEW_RANKS
+    everybody = _typical(own.values()) if len(own) > FEW_RANKS else None
     for rank, mine in own.items():
-        others = _typical([each for peer, each in own.items() if peer != rank] if few else own.values())
-        if mine[0] < SLOWER * max(others[0], 1) or any(mine[half] < SLOWER_IN_HALF * others[half] for half in (1, 2)):
-            continue
-        step = statistics.median(each.duration_ns for each in windows[rank])
-        cost = (mine[0] - others[0]) / max(step, 1)
-        if cost < WORTH:
-            continue
-        yield Condition(
-            kind=Kind.STRAGGLER,
-            incident=f"straggler {rank}",
-            summary=f"rank {rank} needs {mine[0] / others[0]:.2f} times its peers' time per step: "
-            f"{mine[0] / 1e6:.0f} ms of its own against {others[0] / 1e6:.0f} ms; it costs {cost:.0%} of each step",
-            ranks=(rank,),
-            evidence=(
-                f"over {WINDOW_SECONDS:.0f} s and {len(windows[rank])} steps, in both halves of that time",
-                f"compared with the median of {named(r for r in own if r != rank)}",
-            ),
-            confirm_seconds=0.9,
-            clear_seconds=CLEAR_SECONDS,
-        )
+        typical = everybody or _typical([each for peer, each in own.items() if peer != rank])
+        slower = mine.whole >= SLOWER * typical.whole
+        both = mine.first >= SLOWER_IN_HALF * typical.first and mine.second >= SLOWER_IN_HALF * typical.second
+        cost = (mine.whole - typical.whole) / max(mine.step, 1)
+        if slower and both and cost >= WORTH:
+            yield _straggler(rank, mine, typical, cost, [peer for peer in own if peer != rank])
+
+
+def _straggler(rank: int, mine: OwnTime, typical: OwnTime, cost: float, peers: Collection[int]) -> Condition:
+    return Condition(
+        kind=Kind.STRAGGLER,
+        incident=f"straggler {rank}",
+        summary=f"rank {rank} needs {mine.whole / max(typical.whole, 1):.2f} times its peers' time per step: "
+        f"{mine.whole / 1e6:.0f} ms of its own against {typical.whole / 1e6:.0f} ms; it costs {cost:.0%} of each step",
+        ranks=(rank,),
+        evidence=(
+            f"over {WINDOW_SECONDS:.0f} s and {mine.steps} steps, in both halves of that time",
+            f"compared with the median of {named(peers)}",
+        ),
+        confirm_seconds=0.9,
+        clear_seconds=CLEAR_SECONDS,
+    )
 
 
 def waiting_of(job: Job) -> Mapping[int, Waiting]:
@@ -124,12 +139,18 @@ def _window(state: RankState) -> list[StepTimes]:
     return steps
 
 
-def _medians(steps: list[StepTimes]) -> Medians:
-    """Return the median own time over all steps, over the first and over the second half."""
+def _own_time(steps: list[StepTimes]) -> OwnTime:
     own = [step.own_ns or 0 for step in steps[:: max(1, len(steps) // STEPS_LOOKED_AT)]]
     half = len(own) // 2
-    return statistics.median(own), statistics.median(own[:half]), statistics.median(own[half:])
+    return OwnTime(
+        whole=statistics.median(own),
+        first=statistics.median(own[:half]),
+        second=statistics.median(own[half:]),
+        step=statistics.median(step.duration_ns for step in steps),
+        steps=len(steps),
+    )
 
 
-def _typical(own: Collection[Medians]) -> list[float]:
-    return [statistics.median(values) for values in zip(*own, strict=True)]
+def _typical(own: Collection[OwnTime]) -> OwnTime:
+    whole, first, second, step, steps = (statistics.median(values) for values in zip(*own, strict=True))
+    return OwnTime(whole=whole, first=first, second=second, step=step, steps=int(steps))

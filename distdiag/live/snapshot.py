@@ -1,6 +1,7 @@
 """What a watched job looks like at one moment, as values that views, files and exporters share."""
 
 import time
+from collections.abc import Iterable
 
 import msgspec
 
@@ -19,7 +20,7 @@ WORST = 1000.0
 """Trouble of a rank that an alarm names: above whatever waiting makes."""
 
 
-class RankRow(msgspec.Struct, kw_only=True, frozen=True):
+class RankRow(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     """One rank; ages and durations in seconds, absent is not zero."""
 
     rank: int
@@ -58,7 +59,7 @@ class RankRow(msgspec.Struct, kw_only=True, frozen=True):
     """Newest steps, and how long each took without waiting, in seconds."""
 
 
-class GroupRow(msgspec.Struct, kw_only=True, frozen=True):
+class GroupRow(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     """One process group."""
 
     group: str
@@ -94,13 +95,20 @@ class Snapshot(msgspec.Struct, kw_only=True, frozen=True):
     """Those that are active."""
     notes: tuple[str, ...]
     """What could not be read."""
+    hosts: dict[str, int] = {}
+    """Ranks of each host, where only those in trouble are among ``ranks``."""
+    states: dict[str, int] = {}
+    """Ranks by state, where only those in trouble are among ``ranks``."""
+
+    @property
+    def size(self) -> int:
+        """Return how many ranks there are."""
+        return sum(self.hosts.values()) if self.hosts else len(self.ranks)
 
 
 def snapshot_of(watch: Watch, wall_ns: int | None = None) -> Snapshot:
     """Return what a watched job looks like now."""
     job, alarms = watch.job, tuple(watch.alarms.active.values())
-    accused = {rank for alarm in alarms for rank in alarm.condition.ranks}
-    waiting = waiting_of(job)
     progress = job.progress()
     return Snapshot(
         wall_ns=time.time_ns() if wall_ns is None else wall_ns,
@@ -110,7 +118,7 @@ def snapshot_of(watch: Watch, wall_ns: int | None = None) -> Snapshot:
         missing=job.missing,
         attempt=max((state.attempt for state in job.ranks.values()), default=0),
         ended=job.ended,
-        ranks=tuple(_row(job, state, waiting.get(state.rank), accused) for state in job.ranks.values()),
+        ranks=tuple(rank_rows(job, alarms)),
         groups=tuple(_groups(job)),
         alarms=alarms,
         notes=_notes(watch),
@@ -119,6 +127,13 @@ def snapshot_of(watch: Watch, wall_ns: int | None = None) -> Snapshot:
         tokens_per_second=progress.tokens_per_second,
         remaining_seconds=progress.remaining_seconds,
     )
+
+
+def rank_rows(job: Job, alarms: Iterable[Alarm]) -> list[RankRow]:
+    """Return the row of each rank."""
+    accused = {rank for alarm in alarms for rank in alarm.condition.ranks}
+    waiting = waiting_of(job)
+    return [_row(job, state, waiting.get(state.rank), accused) for state in job.ranks.values()]
 
 
 def _health(watch: Watch, alarms: tuple[Alarm, ...]) -> str:

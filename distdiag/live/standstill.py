@@ -28,7 +28,7 @@ def standstill(job: Job) -> Iterator[Condition]:
     living = job.living
     if not living or (job.missing and job.now - job.began < START_SECONDS):
         return
-    if any(_may_move(job, state) for state in living):
+    if any(may_move(job, state) for state in living):
         return
     suspects = suspected(job)
     since = min(job.still(state) for state in living)
@@ -58,25 +58,29 @@ def suspected(job: Job) -> tuple[int, ...]:
     awaited: set[int] = set()
     for rank, call in waiting.items():
         awaited |= awaited_in(job, job.ranks[rank], call)
-    if not waiting:
-        joining = {state.rank for state in job.living if _joining(state)}
-        awaited = {*job.ranks, *job.missing} - joining if joining else set()
-    joining = {state.rank for state in job.living if _joining(state) and not job.silence(state)}
-    elsewhere = {rank for rank in awaited - joining if rank not in waiting or job.silence(job.ranks[rank])}
+    joining = {state.rank for state in job.living if _joining(state)}
+    if not waiting and joining:
+        awaited = {*job.ranks, *job.missing} - joining
+    elsewhere = {rank for rank in awaited if rank not in job.ranks or not awaits_others(job, job.ranks[rank])}
     if elsewhere:
         return tuple(sorted(elsewhere))
     partings = [parting for group in job.groups if (parting := group.parting()) is not None]
     return partings[0].minority if partings else ()
 
 
-def places_of(job: Job, first: tuple[int, ...]) -> list[str]:
+def awaits_others(job: Job, state: RankState) -> bool:
+    """Return whether a rank is in a call, or in the making of a group; one that is not heard of may be anywhere."""
+    return not job.silence(state) and (state.current_call() is not None or _joining(state))
+
+
+def places_of(job: Job, first: tuple[int, ...], *, missing: bool = True) -> list[str]:
     """Return where the ranks are, each place with all ranks that are there, those of ``first`` first."""
     places: dict[str, list[int]] = {}
     for state in job.ranks.values():
         places.setdefault(_place(job, state), []).append(state.rank)
     ordered = sorted(places.items(), key=lambda item: (not set(item[1]) & set(first), len(item[1]), item[1]))
     told = [saying(ranks, place) for place, ranks in ordered]
-    return [f"{named(job.missing)} left no log", *told] if job.missing else told
+    return [f"{named(job.missing)} left no log", *told] if missing and job.missing else told
 
 
 def awaited_in(job: Job, state: RankState, call: events.Call) -> set[int]:
@@ -122,7 +126,8 @@ def doing_of(state: RankState) -> str:
     return f"is in {state.activity or state.phase or 'its own code'}"
 
 
-def _may_move(job: Job, state: RankState) -> bool:
+def may_move(job: Job, state: RankState) -> bool:
+    """Return whether a rank is within its limit, or in something that may rightly take long."""
     silent = job.silence(state)
     if state.is_exempt() and not silent:
         return True

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,12 +54,17 @@ class Follower:
         self.present = False
         self.unreadable: tuple[str, ...] = ()
         self.damaged = 0
+        self.wanted: Callable[[Writer, Path], bool] | None = None
+        """Says of a log's process and newest file whether it is followed; None for all."""
         self._tails: dict[Writer, _Tail] = {}
         self._shared: dict[bytes, events.Record] = {}
 
     def look(self) -> Iterator[Appended]:
         """Yield what each process appended; processes without news are left out."""
         newest = self._newest()
+        if self.wanted is not None:
+            firsts = {writer: self.directory / file_name(*writer, segment) for writer, segment in newest.items()}
+            newest = {w: segment for w, segment in newest.items() if self.wanted(w, firsts[w])}
         for writer in [writer for writer in self._tails if writer not in newest]:
             del self._tails[writer]
         budget = max(LEAST_BYTES, MOST_BYTES_PER_LOOK // max(len(newest), 1))

@@ -8,7 +8,7 @@ from distdiag.live.alarms import Alarms, Change, Condition
 from distdiag.live.deaths import deaths
 from distdiag.live.job import Job
 from distdiag.live.signs import divergences, memory_trends, non_finite, slow_checkpoints
-from distdiag.live.slowness import stragglers
+from distdiag.live.slowness import own_times, stragglers
 from distdiag.live.standstill import HALT, standstill
 from distdiag.live.tailing import Follower
 from distdiag.live.verdicts import Investigator
@@ -48,6 +48,16 @@ class Watch:
             self.investigator.close()
 
     @property
+    def present(self) -> bool:
+        """Return whether the directory of logs is there."""
+        return self.follower.present
+
+    @property
+    def ended(self) -> bool:
+        """Return whether all ranks told their end."""
+        return self.job.ended
+
+    @property
     def explaining(self) -> bool:
         """Return whether a verdict may still come."""
         return self.investigator is not None and self.investigator.busy
@@ -64,7 +74,7 @@ class Watch:
         if now - self._slow_looked >= SLOW_SIGNS_SECONDS:
             self._slow_looked = now
             halted = HALT in self.alarms.active
-            self._slow_signs = [] if halted else [*stragglers(job), *memory_trends(job)]
+            self._slow_signs = [] if halted else [*stragglers(own_times(job)), *memory_trends(job)]
         yield from self._slow_signs
 
     def _explained(self, changes: list[Change]) -> list[Change]:

@@ -2,6 +2,8 @@
 
 import statistics
 import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from distdiag.live.snapshot import RankDetail, RankRow, Snapshot
@@ -77,14 +79,14 @@ def status(snapshot: Snapshot) -> str:
 
 def is_folded(snapshot: Snapshot, choice: Choice) -> bool:
     """Return whether ranks are shown by node."""
-    return choice.by_node if choice.by_node is not None else len(snapshot.ranks) > MANY_RANKS
+    return choice.by_node if choice.by_node is not None else snapshot.size > MANY_RANKS
 
 
 def shown_ranks(snapshot: Snapshot, choice: Choice) -> list[RankRow]:
     """Return the rows of the table in their order: the ranks, or of each node the one in most trouble."""
     wanted = choice.filter.lower()
-    rows = [row for row in snapshot.ranks if wanted in _searched(row)]
-    rows.sort(key=lambda row: _order(row, choice.sort))
+    rows = [row for row in snapshot.ranks if not wanted or wanted in _searched(row)]
+    rows.sort(key=_ORDERS[choice.sort])
     if not is_folded(snapshot, choice):
         return rows
     first: dict[str, RankRow] = {}
@@ -97,14 +99,13 @@ def _searched(row: RankRow) -> str:
     return f"{row.rank} {row.host} {row.state} {row.phase} {row.doing} {row.where or ''}".lower()
 
 
-def _order(row: RankRow, sort: str) -> tuple[float, int]:
-    value = {
-        "rank": 0.0,
-        "step": float(row.step),
-        "still": -row.still_seconds,
-        "memory": -float(row.memory_bytes or 0),
-    }.get(sort, -row.trouble)
-    return value, row.rank
+_ORDERS: dict[str, Callable[[RankRow], tuple[float, int]]] = {
+    "trouble": lambda row: (-row.trouble, row.rank),
+    "rank": lambda row: (0.0, row.rank),
+    "step": lambda row: (float(row.step), row.rank),
+    "still": lambda row: (-row.still_seconds, row.rank),
+    "memory": lambda row: (-float(row.memory_bytes or 0), row.rank),
+}
 
 
 def _heading(snapshot: Snapshot, choice: Choice, width: int) -> list[Line]:
@@ -120,7 +121,7 @@ def _heading(snapshot: Snapshot, choice: Choice, width: int) -> list[Line]:
 
 
 def _progress(snapshot: Snapshot) -> str:
-    parts = [f"{len(snapshot.ranks)}/{snapshot.world_size} ranks" if snapshot.world_size else "no ranks"]
+    parts = [f"{snapshot.size}/{snapshot.world_size} ranks" if snapshot.world_size else "no ranks"]
     if snapshot.attempt:
         parts.append(f"attempt {snapshot.attempt}")
     if snapshot.step is not None:
@@ -154,7 +155,7 @@ def _ranks(snapshot: Snapshot, choice: Choice, width: int, room: int) -> list[Li
     rows = shown_ranks(snapshot, choice)
     if not rows:
         return [(Span("no rank matches the filter" if snapshot.ranks else "no ranks yet", "dim"),)]
-    size = {host: sum(row.host == host for row in snapshot.ranks) for host in {row.host for row in rows}}
+    size = snapshot.hosts or Counter(row.host for row in snapshot.ranks)
     folded = is_folded(snapshot, choice)
     count = max(room - 2, 1)
     begin = min(max(choice.selected - count + 1, 0), max(len(rows) - count, 0))

@@ -1,5 +1,6 @@
 """A watched job as metrics in Prometheus's text format, version 0.0.4: few names, and labels that are bounded."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -50,7 +51,8 @@ def _of_job(snapshot: Snapshot) -> Iterator[Metric]:
     yield _plain("distdiag_job_step", "Step of the median rank.", snapshot.step)
     yield _plain("distdiag_steps_per_second", "Steps per second of the median rank.", snapshot.steps_per_second)
     yield _plain("distdiag_tokens_per_second", "Tokens per second of all ranks.", snapshot.tokens_per_second)
-    states = [Sample({"state": state}, sum(row.state == state for row in snapshot.ranks)) for state in STATES]
+    count = snapshot.states or Counter(row.state for row in snapshot.ranks)
+    states = [Sample({"state": state}, count.get(state, 0)) for state in STATES]
     yield Metric("distdiag_ranks", "gauge", "Ranks by what they do.", states)
 
 
