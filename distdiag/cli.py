@@ -6,7 +6,22 @@ from typing import NoReturn
 
 import click
 
-from distdiag.commands import agent, analyze, checkpoint, ctl, demo, doctor, explain, memory, replay_info, stacks, trace, watch
+from distdiag.commands import (
+    agent,
+    agent,
+    analyze,
+    checkpoint,
+    ctl,
+    demo,
+    doctor,
+    explain,
+    help,
+    memory,
+    replay_info,
+    stacks,
+    trace,
+    watch,
+)
 from distdiag.errors import DistdiagError
 
 CANNOT = 2
@@ -45,6 +60,7 @@ cli.add_command(watch.command)
 cli.add_command(ctl.command)
 cli.add_command(agent.command)
 cli.add_command(explain.command)
+cli.add_command(help.command)
 cli.add_command(stacks.command)
 cli.add_command(replay_info.command)
 cli.add_command(trace.command)
