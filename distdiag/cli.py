@@ -8,7 +8,6 @@ import click
 
 from distdiag.commands import (
     agent,
-    agent,
     analyze,
     checkpoint,
     ctl,
