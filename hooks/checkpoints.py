@@ -8,7 +8,7 @@ from typing import Any
 from distdiag.checkpoints.archives import BROKEN, BrokenError
 from distdiag.checkpoints.hashes import item_hash, metadata_digest
 from distdiag.checkpoints.records import METADATA, FileRecord, ItemHash, combined
-from distdiag.hooks._patch import Undo, observe, replace, together, when_imported
+from distdiag.hooks._patch import Observer, Undo, observe, replace, together, when_imported
 from distdiag.hooks._saving import LOAD, SAVE, SHARDED, STAGE, Activities, Activity
 from distdiag.recorder import Recorder
 
@@ -48,44 +48,44 @@ def _rebound(module: ModuleType, source: ModuleType, names: tuple[str, ...]) -> 
 
 
 def _watch_torch(going_on: Activities, serialization: ModuleType) -> Undo:
-    return together(
-        [
-            observe(serialization, "save", _Files(going_on, SAVE, "torch", target=1, name="f")),
-            observe(serialization, "load", _Files(going_on, LOAD, "torch", target=0, name="f")),
-        ]
+    return _observed(
+        serialization,
+        save=_Files(going_on, SAVE, "torch", target=1, name="f"),
+        load=_Files(going_on, LOAD, "torch", target=0, name="f"),
     )
 
 
 def _watch_safetensors(going_on: Activities, module: ModuleType) -> Undo:
-    return together(
-        [
-            observe(module, "save_file", _Files(going_on, SAVE, "safetensors", target=1, name="filename")),
-            observe(module, "load_file", _Files(going_on, LOAD, "safetensors", target=0, name="filename")),
-        ]
+    return _observed(
+        module,
+        save_file=_Files(going_on, SAVE, "safetensors", target=1, name="filename"),
+        load_file=_Files(going_on, LOAD, "safetensors", target=0, name="filename"),
     )
 
 
 def _watch_saver(going_on: Activities, module: ModuleType) -> Undo:
-    # What all public functions lead to, whoever imported them under whatever name, and in whatever thread.
-    undos = [observe(module, "_save_state_dict", _Sharded(going_on, SAVE))]
-    if hasattr(module, "async_save"):
-        undos.append(observe(module, "async_save", _Sharded(going_on, STAGE)))
-    return together(undos)
+    # All public functions lead to the first, whoever imported them under whatever name, and in whatever thread.
+    return _observed(module, _save_state_dict=_Sharded(going_on, SAVE), async_save=_Sharded(going_on, STAGE))
 
 
 def _watch_loader(going_on: Activities, module: ModuleType) -> Undo:
-    return observe(module, "_load_state_dict", _Sharded(going_on, LOAD))
+    return _observed(module, _load_state_dict=_Sharded(going_on, LOAD))
 
 
 def _watch_storage(going_on: Activities, filesystem: ModuleType) -> Undo:
     writer = getattr(filesystem, "_FileSystemWriter", filesystem.FileSystemWriter)
+    written, finished = _Written(going_on, filesystem), _Finished(going_on, filesystem)
     return together(
         [
-            observe(writer, "write_data", _Written(going_on, filesystem)),
-            observe(writer, "finish", _Finished(going_on, filesystem)),
-            observe(filesystem.FileSystemReader, "read_data", _Reading(going_on)),
+            _observed(writer, write_data=written, finish=finished),
+            _observed(filesystem.FileSystemReader, read_data=_Reading(going_on)),
         ]
     )
+
+
+def _observed(owner: Any, **observers: Observer) -> Undo:
+    """Observe those functions of an owner that this version of the library has."""
+    return together([observe(owner, name, each) for name, each in observers.items() if hasattr(owner, name)])
 
 
 class _Files:
