@@ -114,9 +114,13 @@ def _nothing_in_tables(run: Run) -> Verdict:
     summary = f"nothing stands out in the {rows} measured on {counted(len(ranks), 'rank')}"
     if not run.operations.empty:
         return Verdict(name=HEALTHY, summary="\n".join(filter(None, (summary, unexplained_in(run)))))
+    traces = f"profiler traces of {named(ranks)}"
+    if not run.profiles["window_ns"].any():
+        # Nothing was measured, so nothing can stand out: the reasons are in the table.
+        return Verdict(name=HEALTHY, summary=f"no device work to judge in {traces}", confidence=Confidence.LOW)
     return Verdict(
         name=HEALTHY,
-        summary=summary,
+        summary=f"nothing stands out in {traces}",
         confidence=Confidence.MEDIUM,
         evidence=("a profiler trace covers a few steps of one rank: what other steps and ranks did is not told",),
     )

@@ -101,7 +101,7 @@ def _ranks(traces: Sequence[_Trace], notes: list[str]) -> list[int]:
     ranks = [next(free) if trace.rank is None else trace.rank for trace in traces]
     for trace, given in zip(traces, ranks, strict=True):
         if trace.rank is None:
-            notes.append(f"neither {trace.file} nor its name tells its rank: it is called rank {given} here")
+            notes.append(_numbered(trace, given))
     for rank in sorted(told):
         same = [trace.file for trace in traces if trace.rank == rank]
         if len(same) > 1:
@@ -109,10 +109,19 @@ def _ranks(traces: Sequence[_Trace], notes: list[str]) -> list[int]:
     return ranks
 
 
+def _numbered(trace: _Trace, rank: int) -> str:
+    return f"neither {trace.file} nor its name tells its rank: it is called rank {rank} here"
+
+
 # ---- rows -------------------------------------------------------------------------------------------------------
 def _profiles(traces: Sequence[tuple[int, _Trace]]) -> Any:
-    rows = [{"rank": rank, "file": trace.file, **row} for rank, trace in traces for row in trace.rows]
+    rows = [{"rank": rank, "file": trace.file, **row} for rank, trace in traces for row in _with_notes(trace, rank)]
     return frame(PROFILE_COLUMNS, {name: [row[name] for row in rows] for name in PROFILE_COLUMNS})
+
+
+def _with_notes(trace: _Trace, rank: int) -> Iterator[Mapping[str, Any]]:
+    for row in trace.rows:
+        yield row if trace.rank is not None else {**row, "notes": (*row["notes"], _numbered(trace, rank))}
 
 
 def _rows(trace: Trace) -> Iterator[Mapping[str, Any]]:

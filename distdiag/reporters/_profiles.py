@@ -26,24 +26,31 @@ def profile_lines(profiles: Sequence[Mapping[str, Any]], width: int) -> list[Lin
     """Return the table of the traces' shares, who came last, and what they do not tell."""
     if not profiles:
         return []
-    shown = profiles[:MOST_ROWS]
-    several = len({row["rank"] for row in profiles}) < len(profiles)
-    rows = [(*_HEADING, "trace")] if several else [_HEADING]
-    files = Counter(row["file"] for row in profiles)
-    rows += [(*_cells(row), *([_place(row, files)] if several else [])) for row in shown]
     lines: list[Line] = [(Span(TITLE, "bold"),)]
-    lines += table(rows, indent=2, width=width, styles=["dim", *[""] * len(shown)])
-    if len(profiles) > MOST_ROWS:
-        lines.append((Span(f"  and {len(profiles) - MOST_ROWS} more: --format json has them all", "dim"),))
-    lines += [(Span(f"  {line}", "dim"),) for line in wrap(LEGEND, width - 2)]
+    told = [row for row in profiles if row["window_us"]]
+    if told:
+        lines += _table(told, width)
+    if len(told) > MOST_ROWS:
+        lines.append((Span(f"  and {len(told) - MOST_ROWS} more: --format json has them all", "dim"),))
+    if told:
+        lines += [(Span(f"  {line}", "dim"),) for line in wrap(LEGEND, width - 2)]
     for sentence in (*_reasons(profiles), *_last(profiles), *_notes(profiles)):
         lines += [(Span("  "), Span(line)) for line in wrap(sentence, width - 2)]
     return lines
 
 
+def _table(profiles: Sequence[Mapping[str, Any]], width: int) -> list[Line]:
+    shown = profiles[:MOST_ROWS]
+    files = Counter(row["file"] for row in profiles)
+    several = len({row["rank"] for row in profiles}) < len(profiles)
+    rows = [(*_HEADING, "trace")] if several else [_HEADING]
+    rows += [(*_cells(row), *([_place(row, files)] if several else [])) for row in shown]
+    return table(rows, indent=2, width=width, styles=["dim", *[""] * len(shown)])
+
+
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     shares = (_percent(row[f"{name}_pct"]) for name in ("idle", "compute", "non_compute", "overlap", "exposed"))
-    window = words.duration(row["window_us"] / 1e6) if row["window_us"] else ""
+    window = words.duration(row["window_us"] / 1e6)
     return (str(row["rank"]), window, *shares, _cause(row))
 
 
@@ -59,7 +66,7 @@ def _cause(row: Mapping[str, Any]) -> str:
     shares = {name: row["idle_waits"][f"{name}_pct"] for name in _CAUSES}
     known = {name: share for name, share in shares.items() if share is not None}
     if not known:
-        return ""
+        return "-"
     most = max(known, key=lambda name: known[name])
     return f"{_CAUSES[most]} {known[most]:.0f} %"
 

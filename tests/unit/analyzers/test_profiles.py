@@ -359,3 +359,12 @@ def test_a_healthy_verdict_on_traces_is_not_certain_of_the_rest_of_the_job(tmp_p
 
     assert verdict.confidence is Confidence.MEDIUM
     assert "what other steps and ranks did is not told" in verdict.evidence[0]
+
+
+def test_a_trace_without_device_work_is_no_proof_of_health(tmp_path: Path) -> None:
+    verdict = verdict_of(tmp_path, Trace().event("cpu_op", "aten::mm", 5, 1))
+
+    assert (verdict.summary, verdict.confidence) == (
+        "no device work to judge in profiler traces of rank 0",
+        Confidence.LOW,
+    )

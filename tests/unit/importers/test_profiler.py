@@ -203,6 +203,7 @@ def test_where_nothing_tells_the_rank_traces_are_numbered_and_that_is_said(tmp_p
         "neither a_4711.json nor its name tells its rank: it is called rank 1 here",
         "neither b_4711.json nor its name tells its rank: it is called rank 2 here",
     ]
+    assert ["tells its rank" in " ".join(notes) for notes in found.tables.profiles["notes"]] == [False, True, True]
 
 
 def test_several_traces_of_one_rank_stay_apart_and_are_said(tmp_path: Path) -> None:
