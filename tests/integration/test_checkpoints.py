@@ -7,9 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from distdiag.checkpoints import Verification, verify
 from tests.checkpoints import INJURIES, WORLD_SIZE, Injury, forget_hashes, saved
@@ -98,6 +101,76 @@ def test_logs_of_the_run_hold_the_hashes_too(injury: Injury, checkpoints: Path, 
     assert done.returncode == 1, done.stderr
     assert "is not what the run's logs say was written" in done.stdout
     assert "DD702 checkpoint-corrupt" in done.stdout
+
+
+def _info(told: Any, name: str) -> Any:
+    return next(info for index, info in told.storage_data.items() if index.fqn == name and any(index.offset))
+
+
+def _drop_chunk(told: Any) -> None:
+    told.state_dict_metadata["query"].chunks.pop(2)
+
+
+def _double_chunk(told: Any) -> None:
+    told.state_dict_metadata["query"].chunks[2].sizes = torch.Size([5, 8])
+
+
+def _shrink_tensor(told: Any) -> None:
+    told.state_dict_metadata["query"].size = torch.Size([15, 8])
+
+
+def _retype(told: Any) -> None:
+    told.state_dict_metadata["query"].properties.dtype = torch.int32
+
+
+def _reshape(told: Any) -> None:
+    tensor = told.state_dict_metadata["query"]
+    tensor.size = torch.Size([16, 7])
+    for chunk in tensor.chunks:
+        chunk.sizes = torch.Size([4, 7])
+
+
+def _forget_bytes(told: Any) -> None:
+    told.storage_data = {index: info for index, info in told.storage_data.items() if index.fqn != "query"}
+
+
+def _share_bytes(told: Any) -> None:
+    _info(told, "query").offset = _info(told, "key").offset
+
+
+def _promise_more(told: Any) -> None:
+    max(told.storage_data.values(), key=lambda info: (info.relative_path, info.offset)).length += 10
+
+
+def _leave_folder(told: Any) -> None:
+    _info(told, "query").relative_path = "../step-4/__1_0.distcp"
+
+
+@pytest.mark.parametrize(
+    ("lie", "kind", "names"),
+    [
+        (_drop_chunk, "hole", r"^query\[8:12, 0:8\] is in no shard"),
+        (_double_chunk, "covered-twice", r"^query\[8:13, 0:8\] and \[12:16, 0:8\] overlap"),
+        (_shrink_tensor, "outside-tensor", r"^query\[12:16, 0:8\] reaches beyond the tensor, which is \[15, 8\]"),
+        (_retype, "other-tensor", r"^__0_0\.distcp, bytes .* should hold int32 \[4, 8\] and hold float32 \[4, 8\]"),
+        (_reshape, "other-tensor", r"^__0_0\.distcp, bytes .* should hold float32 \[4, 7\] and hold float32 \[4, 8\]"),
+        (_forget_bytes, "no-bytes", r"^query\[0:4, 0:8\]: \.metadata does not say where its bytes are"),
+        (_share_bytes, "bytes-shared", r"^__1_0\.distcp, bytes \d+-\d+: .* lies on top of .*, which ends at byte"),
+        (_promise_more, "truncated", r"^__3_0\.distcp ends at byte \d+ and should have \d+ bytes"),
+        (_leave_folder, "outside", r"^\.\./step-4/__1_0\.distcp lies outside the checkpoint's folder"),
+    ],
+)
+def test_metadata_that_do_not_fit_are_found_without_hashes(
+    lie: Callable[[Any], None], kind: str, names: str, copies: Path
+) -> None:
+    forget_hashes(copies / "even")
+    path = copies / "even" / ".metadata"
+    told = pickle.loads(path.read_bytes())
+
+    lie(told)
+    path.write_bytes(pickle.dumps(told))
+
+    assert re.search(names, problem_of(verify(copies / "even"), kind))
 
 
 def test_extra_shard_is_named_and_is_no_damage(copies: Path) -> None:
