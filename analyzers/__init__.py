@@ -67,6 +67,7 @@ from distdiag.analyzers.summary.stacks import stacks_of
 from distdiag.analyzers.summary.triage import triage
 from distdiag.analyzers.summary.verdict import by_gravity, verdict_of
 from distdiag.analyzers.summary.what_if import with_cause
+from distdiag.errors import guard
 from distdiag.findings import Finding, Report
 from distdiag.run import Run
 
@@ -136,8 +137,11 @@ ANALYZERS: tuple[Analyzer, ...] = (
 
 
 def diagnose(run: Run) -> Report:
-    """Return one verdict for a run, everything that was found, and what the report's tables need."""
-    findings = by_gravity(finding for analyzer in ANALYZERS for finding in analyzer.analyze(run))
+    """Return one verdict for a run, everything that was found, and what the report's tables need.
+
+    An analyzer that fails costs what it would have found and not the verdict; that it failed is a finding.
+    """
+    findings = by_gravity(_findings(run))
     verdict = verdict_of(run, findings)
     measured, places = with_cause(performance(run, whole=settled(run)), findings), positions(run)
     return Report(
@@ -149,3 +153,17 @@ def diagnose(run: Run) -> Report:
         data_quality=run.quality.as_dict(),
         stacks=stacks_of(run),
     )
+
+
+def _findings(run: Run) -> Iterator[Finding]:
+    failures: dict[str, str] = {}
+    for analyzer in ANALYZERS:
+        found: list[Finding] = []
+        attempt = guard(f"look for {analyzer.NAME}")
+        with attempt:
+            found += analyzer.analyze(run)
+        if attempt.error is not None:
+            failures[analyzer.NAME] = attempt.error
+        yield from found
+    if failures:
+        yield insufficient_evidence.of_failures(failures)

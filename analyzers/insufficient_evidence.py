@@ -13,7 +13,7 @@ What to do
     gave the same RANK twice, or only the end of a log was copied.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from distdiag.analyzers._wording import counted, named, seconds, verb
 from distdiag.analyzers.investigation import investigate
@@ -29,6 +29,7 @@ NAME = "insufficient-evidence"
 _ASK_FOR = "get the logs of all ranks, and what the launcher and the scheduler say of the end of the job"
 START_TOGETHER_NS = 60_000_000_000
 """Ranks of one launch begin to record within this time of each other, unless an import was very slow."""
+MOST_NAMED = 4
 TOO_MANY_UNKNOWN = 0.01
 """Share of calls of unknown op beyond which the order of calls cannot be compared."""
 
@@ -54,6 +55,17 @@ def analyze(run: Run) -> Iterator[Finding]:
             (f"{counted(run.quality.files, 'file')} of {run.quality.bytes} bytes",),
             "check that distdiag.install() runs before training, and that the job got as far as that",
         )
+
+
+def of_failures(failures: Mapping[str, str]) -> Finding:
+    """Return the finding that says which analyzers failed, by name with the error: what they look for is unknown."""
+    names = sorted(failures)
+    some = names[:MOST_NAMED] + [f"{len(names) - MOST_NAMED} others"] * (len(names) > MOST_NAMED)
+    return _finding(
+        f"distdiag itself failed while it looked for {', '.join(some)}: whether these are there is not known",
+        tuple(dict.fromkeys(f"{failures[name]} ({name})" for name in names))[:MOST_NAMED],
+        "what else was found stands; please report it with these lines (DISTDIAG_RAISE=1 shows the traceback)",
+    )
 
 
 def _untold(incident: Incident) -> str:

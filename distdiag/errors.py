@@ -30,12 +30,14 @@ class guard:  # noqa: N801 - used like contextlib's lower-case context managers
     """Run own code inside somebody's training process: an error is logged, never raised.
 
     ``what`` names the work for the log line. With ``DISTDIAG_RAISE`` set the error is raised after all.
+    ``error`` tells afterwards what was kept out and where, ``KeyError at file.py:12``; no traceback is held.
     """
 
-    __slots__ = ("_what",)
+    __slots__ = ("_what", "error")
 
     def __init__(self, what: str) -> None:
         self._what = what
+        self.error: str | None = None
 
     def __enter__(self) -> None:
         """Begin own code."""
@@ -45,6 +47,10 @@ class guard:  # noqa: N801 - used like contextlib's lower-case context managers
     ) -> bool:
         if kind is None or not issubclass(kind, Exception):
             return False
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        place = f" at {os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace else ""
+        self.error = kind.__name__ + place
         return _contained(self._what)
 
 
