@@ -4,6 +4,7 @@ The order matters. A slow worker makes its stage look slow too, and its two kind
 together; so it is asked for first, and passes are only ever compared within one worker.
 """
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -81,8 +82,18 @@ class Causes:
     """The first cause in the order of this module; None where there is nothing to explain."""
 
 
+_found: weakref.WeakKeyDictionary[WhatIf, Causes] = weakref.WeakKeyDictionary()
+"""Several analyzers and the summary ask; the causes live as long as the simulations they are of."""
+
+
 def causes_of(answer: WhatIf) -> Causes:
     """Return what explains the slowdown of a job."""
+    if answer not in _found:
+        _found[answer] = _causes_of(answer)
+    return _found[answer]
+
+
+def _causes_of(answer: WhatIf) -> Causes:
     passes = passes_of(answer.job, answer.work)
     if answer.slowdown < NOTHING_TO_EXPLAIN:
         return Causes(passes=passes)

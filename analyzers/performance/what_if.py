@@ -56,7 +56,7 @@ class Worker:
     """Of a step in which only its data-parallel rank, or only its stage, took its measured time: the lesser."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class WhatIf:
     """The simulations of a job; times are seconds, means over its steps."""
 

