@@ -1,5 +1,6 @@
 """Where a rank was, and what it was busy with, while others waited for it."""
 
+import statistics
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,9 @@ SILENCE_NS = 3 * SECOND_NS
 """Pulses come each second; a process that gave none for so long, and none after, was frozen or gone."""
 BUSY_SHARE = 0.1
 """Of a processor. Waiting and giving signs of life takes 2 %; who computes may have to share its core."""
+SHARED_BUSY_SHARE = 0.02
+BUSIER = 5
+"""On a crowded host less is enough, where it is so many times what the ranks that wait use."""
 BACKGROUND = "checkpoint upload"
 """A phase of another thread than the training one: it says nothing of where the rank is."""
 OWN_PHASES = frozenset({"init_process_group", "new_group", "split_group", "destroy_process_group", BACKGROUND})
@@ -180,10 +184,21 @@ class _Place:
     def moves(self) -> bool:
         """Return whether the main thread was seen at several places, or using the processor."""
         during = self._pulses[self._pulses["time_ns"] >= self._since_ns]
-        used = during["cpu_ns"].dropna()
-        passed = during["time_ns"].iloc[-1] - during["time_ns"].iloc[0] if len(used) > 1 else 0
-        busy = len(used) > 1 and int(used.iloc[-1] - used.iloc[0]) > passed * BUSY_SHARE
-        return busy or during["path"].dropna().nunique() > 1
+        share = _share(during)
+        if share is not None and (share > BUSY_SHARE or (share > SHARED_BUSY_SHARE and self._is_busier(share))):
+            return True
+        return during["path"].dropna().nunique() > 1
+
+    def _is_busier(self, share: float) -> bool:
+        """Return whether a rank uses several times as much of its host as its peers do meanwhile."""
+        pulses = self._run.pulses
+        meanwhile = pulses[
+            (pulses["rank"] != self._life.rank) & pulses["time_ns"].between(self._since_ns, self._until_ns)
+        ]
+        others = [
+            each for _, rows in meanwhile.groupby("rank") if (each := _share(rows.sort_values("time_ns"))) is not None
+        ]
+        return bool(others) and share > BUSIER * statistics.median(others)
 
     def in_other_call(self) -> bool:
         """Return whether its last call had not ended."""
@@ -211,3 +226,12 @@ class _Place:
         if self._last_call is not None:
             steps.append(int(self._last_call["step"]))
         return max(steps, default=0)
+
+
+def _share(pulses: pd.DataFrame) -> float | None:
+    """Return how much of a processor a rank used from the first of some pulses to the last."""
+    known = pulses.dropna(subset=["cpu_ns"])
+    if len(known) < 2:
+        return None
+    used, passed = (known[column].iloc[-1] - known[column].iloc[0] for column in ("cpu_ns", "time_ns"))
+    return float(used / passed) if passed else None

@@ -11,8 +11,8 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from distdiag.analyzers import diagnose
@@ -39,12 +39,13 @@ def main() -> None:
     right: dict[str, int] = {}
     try:
         with ThreadPoolExecutor(options.at_a_time) as pool, contextlib.closing(Nursery()) as nursery:
-            for name in options.cases or known:
-                found = _found(pool, nursery, known[name], [root / f"{name}.{run}" for run in range(options.runs)])
-                right[name] = sum(not complaints for complaints in found)
-                _print(name, right[name], found)
+            started = [_started(pool, nursery, known[name], root, options.runs) for name in options.cases or known]
+            for fault, runs in started:
+                found = [_complaints(fault, directory, codes.result()) for directory, codes in runs.items()]
+                right[fault.name] = sum(not complaints for complaints in found)
+                _print(fault.name, right[fault.name], found)
                 if options.save:
-                    _save(name, right[name], options.runs)
+                    _save(fault.name, right[fault.name], options.runs)
     finally:
         if options.keep is None:
             shutil.rmtree(root, ignore_errors=True)
@@ -52,13 +53,17 @@ def main() -> None:
     sys.stdout.write(f"{sum(right.values())} of {total} right ({sum(right.values()) / total:.1%})\n")
 
 
-def _found(pool: ThreadPoolExecutor, nursery: Nursery, fault: Fault, directories: Sequence[Path]) -> list[list[str]]:
-    """Run a program several times and return what is wrong with each verdict."""
-    codes = pool.map(lambda directory: run_ranks(fault, directory, nursery), directories)
-    return [
-        complaints_of(fault, Outcome(codes=ended, report=diagnose(load(directory / "logs"))))
-        for directory, ended in zip(directories, codes, strict=True)
-    ]
+def _started(
+    pool: ThreadPoolExecutor, nursery: Nursery, fault: Fault, root: Path, runs: int
+) -> tuple[Fault, Mapping[Path, "Future[tuple[int, ...]]"]]:
+    """Let a program be run several times; return the directories with what will be its exit codes."""
+    directories = [root / f"{fault.name}.{run}" for run in range(runs)]
+    return fault, {directory: pool.submit(run_ranks, fault, directory, nursery) for directory in directories}
+
+
+def _complaints(fault: Fault, directory: Path, codes: tuple[int, ...]) -> list[str]:
+    """Return what is wrong with the verdict on one run."""
+    return complaints_of(fault, Outcome(codes=codes, report=diagnose(load(directory / "logs"))))
 
 
 def _save(name: str, right: int, runs: int) -> None:

@@ -199,6 +199,7 @@ class Heavy(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if RANK == 2 and index == 6:
+            time.sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL)
         return torch.randn(8)
 

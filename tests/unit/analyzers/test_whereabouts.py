@@ -1,0 +1,75 @@
+"""Where a rank is said to be while others wait for it."""
+
+from pathlib import Path
+
+from distdiag import events
+from distdiag.analyzers import diagnose
+from distdiag.findings import Verdict
+from tests.logs import SECOND_NS, Logs, RankLog
+
+STEP = ("train.py:9 main", "train.py:20 step")
+FILTER = ("train.py:9 main", "train.py:50 filter")
+FROZEN = """Timeout (0:00:10)!
+Thread 0x01 (most recent call first):
+  File "/opt/lib/python3.11/site-packages/torch/serialization.py", line 784 in __init__
+  File "/job/train.py", line 60 in save
+  File "/job/train.py", line 9 in main
+"""
+
+
+def two_wait() -> Logs:
+    """Three ranks, of which rank 2 does not come to the second call."""
+    logs = Logs(world_size=3)
+    for rank in logs:
+        rank.all_reduce(STEP)
+    return logs
+
+
+def pulse_on(rank: RankLog, site: tuple[str, ...], share: float, waiting: tuple[int, ...] = ()) -> None:
+    """Thirty seconds of pulses of a rank that uses some share of a processor."""
+    for second in range(30):
+        rank.sleep(1.0).pulse(site, waiting=waiting)
+        pulse = rank.records[-1]
+        assert isinstance(pulse, events.Pulse)
+        pulse.cpu_ns = round(second * share * SECOND_NS)
+
+
+def verdict(logs: Logs, directory: Path) -> Verdict:
+    return diagnose(logs.load(directory)).verdict
+
+
+def test_on_a_crowded_host_a_rank_that_uses_many_times_what_the_waiting_ones_use_is_running(tmp_path: Path) -> None:
+    logs = two_wait()
+    for rank in logs.only(0, 1):
+        call = rank.all_reduce(STEP, pending=True)
+        pulse_on(rank, STEP, 0.004, waiting=(call,))
+    pulse_on(logs[2], FILTER, 0.05)
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits, found.cause) == ("rank-missing", (2,), "running")
+
+
+def test_a_rank_that_uses_no_more_than_those_that_wait_is_not_called_running(tmp_path: Path) -> None:
+    logs = two_wait()
+    for rank in logs.only(0, 1):
+        call = rank.all_reduce(STEP, pending=True)
+        pulse_on(rank, STEP, 0.02, waiting=(call,))
+    pulse_on(logs[2], FILTER, 0.03)
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.cause) == ("rank-missing", "unknown")
+
+
+def test_a_rank_that_froze_in_a_native_write_is_at_its_checkpoint(tmp_path: Path) -> None:
+    logs = two_wait()
+    for rank in logs.only(0, 1):
+        call = rank.all_reduce(STEP, pending=True)
+        rank.pulses(STEP, seconds=30, waiting=[call])
+    (tmp_path / "rank00002.crash.txt").write_text(FROZEN)
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits, found.cause) == ("rank-missing", (2,), "checkpoint")
+    assert found.site == "/job/train.py:60"
