@@ -1,5 +1,6 @@
 """What hooks record through: the journal of this process and where it is in its training loop."""
 
+import itertools
 import os
 import socket
 import sys
@@ -130,7 +131,7 @@ class Recorder:
         self.crash_file: TextIO | None = None
         """Where faulthandler writes, while it may."""
         self.loop = Loop(self)
-        self._phase_number = 0
+        self._phase_numbers = itertools.count(1)  # threads that save checkpoints have phases, too
         self._wall = (time.time_ns(), time.monotonic_ns())
         self.journal = Journal(
             settings.directory,
@@ -223,11 +224,10 @@ class Recorder:
 
     def begin_phase(self, phase: str, **facts: Any) -> events.Phase:
         """Write the begin of a phase and return the record that ``end_phase`` wants."""
-        self._phase_number += 1
         begun = events.Phase(
             phase=phase,
             edge="begin",
-            number=self._phase_number,
+            number=next(self._phase_numbers),
             time_ns=time.monotonic_ns(),
             step=self.step,
             thread=threading.current_thread().name,

@@ -34,7 +34,7 @@ class Activity:
 
 
 class _Threads(threading.local):
-    """The activity of this thread, and how deep inside of it a call is."""
+    """The activity of this thread; what it calls in turn belongs to it."""
 
     current: Activity | None = None
 
@@ -60,7 +60,7 @@ class Activities:
         facts = {"format": form, "directory": str(directory) if directory is not None else None}
         named = main and not recorder.user_phases
         begin = recorder.enter_user_phase if named else recorder.begin_phase
-        step = self._staged.get(str(directory), recorder.step) if phase == UPLOAD else recorder.step
+        step = self._staged.pop(str(directory), recorder.step) if phase == UPLOAD else recorder.step
         activity = threads.current = Activity(phase=begin(phase, **facts), named=named, step=step, directory=directory)
         if phase == STAGE:
             self._staged[str(directory)] = recorder.step
