@@ -15,9 +15,10 @@ from distdiag.errors import guard
 
 if TYPE_CHECKING:
     from distdiag.hooks import Installed
+    from distdiag.notebook import Loaded
 
 __version__ = "0.1.0"
-__all__ = ["decision", "install", "is_recording", "phase", "step", "uninstall"]
+__all__ = ["decision", "install", "is_recording", "load", "phase", "step", "uninstall"]
 
 _installed: "Installed | None" = None
 _lock = threading.Lock()
@@ -104,6 +105,16 @@ def decision(name: str, value: Any) -> None:
     if installed is not None:
         with guard("record a decision"):
             installed.recorder.decide(name, plain({name: value})[name])
+
+
+def load(path: str | os.PathLike[str]) -> "Loaded":
+    """Return the run in a folder of logs, for notebooks: ``load(path).frames``, ``.findings()``, ``.table("call")``.
+
+    Raises ``DistdiagError`` when there is nothing to analyse. It loads pandas: for analysis, not for training.
+    """
+    from distdiag import notebook
+
+    return notebook.load(path)
 
 
 def plain(facts: dict[str, Any]) -> dict[str, Any]:
