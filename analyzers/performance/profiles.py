@@ -70,6 +70,7 @@ def _row(row: Mapping[Any, Any], waits: "Waits | None") -> dict[str, Any]:
         "streams": [_stream(each) for each in row["streams"]],
         "kernels": [_in_microseconds(each) for each in row["kernels"]],
         "groups": [_group(each) for each in row["groups"]],
+        "per_step": [_step(each) for each in row["per_step"]],
         "waiting": None if waits is None else waits.as_dict(),
         "unknown": unknown,
         "notes": list(row["notes"]),
@@ -104,6 +105,15 @@ def _waits(told: Mapping[Any, Any]) -> dict[str, Any]:
 
 def _group(told: Mapping[str, Any]) -> dict[str, Any]:
     return _in_microseconds(told) | {"overlap_pct": _percent(told["busy_ns"] - told["exposed_ns"], told["busy_ns"])}
+
+
+def _step(told: Mapping[str, Any]) -> dict[str, Any]:
+    communication_ns = told["communication_ns"]
+    return {
+        **_in_microseconds({name: value for name, value in told.items() if name != "groups"}),
+        "overlap_pct": _percent(communication_ns - told["exposed_ns"], communication_ns),
+        "groups": [_group(each) for each in told["groups"]],
+    }
 
 
 def _in_microseconds(told: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,14 +48,15 @@ PROFILE_COLUMNS: Mapping[str, str] = {
     "streams": "object",
     "kernels": "object",
     "groups": "object",
+    "per_step": "object",
     "notes": "object",
 }
 """One row per trace file and device. Times are within the window, from the first start to the last end of what was
 launched in the measured ``steps`` (numbers; empty where the whole trace counts). ``exposed_ns`` is communication
 while no compute kernel ran; the three waits divide ``idle_ns``. ``activities`` are the kernels and copies that
 count; where there is none, ``device`` is absent and all times are 0. ``launch_delays_ns`` holds what a tenth, half
-and nine tenths of the work stay below from launch to start, None without launches. ``streams``, ``kernels`` and
-``groups`` are tuples of mappings with times in nanoseconds."""
+and nine tenths of the work stay below from launch to start, None without launches. ``streams``, ``kernels``,
+``groups`` and ``per_step`` are tuples of mappings with times in nanoseconds."""
 
 COLLECTIVE_COLUMNS: Mapping[str, str] = {
     "rank": "int64",

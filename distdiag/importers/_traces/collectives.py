@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distdiag.importers._traces.counted import NO_LAUNCH, launches
+from distdiag.importers._traces.counted import NO_STEP, Counted
 from distdiag.importers._traces.times import Numbers
 from distdiag.importers._traces.trace import COMMUNICATION, Trace
 
@@ -25,19 +25,19 @@ class Collectives:
 
 
 def collectives(trace: Trace) -> Collectives:
-    """Return the communication kernels that were launched in the measured steps; none where no steps are marked."""
-    activity, launched_ns = trace.activity, launches(trace)
-    order = np.argsort(trace.step_start_ns, kind="stable")
-    starts, steps = trace.step_start_ns[order], trace.steps[order]
-    in_step = np.searchsorted(starts, launched_ns, side="right") - 1
-    counted = (activity.kind == COMMUNICATION) & (activity.p2p == 0) & (launched_ns != NO_LAUNCH)
-    rows = np.flatnonzero(counted & (in_step >= 0) & (in_step < len(steps) - 1))
+    """Return the communication kernels of the measured steps.
+
+    Where no steps are marked it is those that tell their number, without a step.
+    """
+    activity, counted = trace.activity, Counted(trace)
+    told = (counted.step != NO_STEP) if counted.steps else (activity.seq >= 0)
+    rows = np.flatnonzero(counted.kept & told & (activity.kind == COMMUNICATION) & (activity.p2p == 0))
     rows = rows[np.argsort(activity.start_ns[rows], kind="stable")]
     groups = [_group_of(trace, int(row)) for row in rows]
     return Collectives(
         group=groups,
-        step=steps[in_step[rows]],
-        number=_numbers(groups, steps[in_step[rows]].tolist(), activity.seq[rows].tolist()),
+        step=counted.step[rows],
+        number=_numbers(groups, counted.step[rows].tolist(), activity.seq[rows].tolist()),
         start_ns=activity.start_ns[rows] + trace.base_ns,
         duration_ns=activity.end_ns[rows] - activity.start_ns[rows],
     )

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from distdiag.importers._traces.counted import Counted
-from distdiag.importers._traces.intervals import Gaps, Intervals, gaps, shared_ns, together, union
-from distdiag.importers._traces.timeline import Communication, Idle, Kernel, Queue, Stream, Timeline
+from distdiag.importers._traces.counted import Counted, Mask
+from distdiag.importers._traces.intervals import Gaps, Intervals, gaps, together, union
+from distdiag.importers._traces.timeline import Communication, Idle, Kernel, Queue, StepWork, Stream, Timeline
 from distdiag.importers._traces.times import Numbers
 from distdiag.importers._traces.trace import COMMUNICATION, COMPUTE, MEMORY, Trace
 
@@ -48,6 +48,8 @@ class _Device:
         self._end = np.minimum(activity.end_ns[self._rows], self._last)
         self._kind, self._stream = activity.kind[self._rows], activity.stream[self._rows]
         self._launched = counted.launched_ns[self._rows]
+        self._step = counted.step[self._rows]
+        self._everything = np.ones(len(self._rows), dtype=bool)
 
     def timeline(self) -> Timeline:
         """Return what the device did."""
@@ -62,7 +64,7 @@ class _Device:
             idle_ns=window_ns - everything.covered_ns,
             compute_ns=compute.covered_ns,
             communication_ns=communication.covered_ns,
-            exposed_ns=communication.covered_ns - shared_ns(communication, compute),
+            exposed_ns=_beside_ns(communication, compute),
             memory_ns=memory.covered_ns,
             activities=int(self._kept.sum()),
             without_launch=int((self._on_device & ~self._counted.launched).sum()),
@@ -71,7 +73,8 @@ class _Device:
             launch_delays_ns=self._delays(),
             streams=tuple(self._streams()),
             kernels=self._kernels(),
-            groups=tuple(self._groups(compute)),
+            groups=self._groups(compute, self._everything),
+            per_step=tuple(self._per_step(compute)),
             notes=self._counted.notes,
         )
 
@@ -146,15 +149,41 @@ class _Device:
         ]
         return tuple(sorted(found, key=lambda each: (-each.total_ns, each.name, each.kind))[:MOST_KERNELS])
 
-    def _groups(self, compute: Intervals) -> Iterator[Communication]:
-        group = np.where(self._kind == COMMUNICATION, self._trace.activity.group[self._rows], -1)
+    def _groups(self, compute: Intervals, of: Mask) -> tuple[Communication, ...]:
+        communicates = of & (self._kind == COMMUNICATION)
+        group = np.where(communicates, self._trace.activity.group[self._rows], -1)
+        found = []
         for number in np.unique(group[group >= 0]).tolist():
-            here = group == number
-            busy = union(self._start[here], self._end[here])
+            busy = union(self._start[group == number], self._end[group == number])
             named = self._trace.groups[number]
-            yield Communication(
-                group=named.description or named.name,
-                busy_ns=busy.covered_ns,
-                exposed_ns=together(busy, compute).covered_ns - compute.covered_ns,
-                count=int(here.sum()),
+            found.append(
+                Communication(
+                    group=named.description or named.name,
+                    busy_ns=busy.covered_ns,
+                    exposed_ns=_beside_ns(busy, compute),
+                    count=int((group == number).sum()),
+                )
             )
+        return tuple(found)
+
+    def _per_step(self, compute: Intervals) -> Iterator[StepWork]:
+        """Yield the steps; what one of them communicates may hide behind the computing of another."""
+        for step in self._counted.steps:
+            here = self._step == step
+            of_kind = {
+                kind: union(self._start[here & (self._kind == kind)], self._end[here & (self._kind == kind)])
+                for kind in (COMPUTE, COMMUNICATION)
+            }
+            yield StepWork(
+                step=step,
+                activities=int(here.sum()),
+                compute_ns=of_kind[COMPUTE].covered_ns,
+                communication_ns=of_kind[COMMUNICATION].covered_ns,
+                exposed_ns=_beside_ns(of_kind[COMMUNICATION], compute),
+                groups=self._groups(compute, here),
+            )
+
+
+def _beside_ns(busy: Intervals, compute: Intervals) -> int:
+    """Return how much of ``busy`` nothing of ``compute`` covers."""
+    return together(busy, compute).covered_ns - compute.covered_ns

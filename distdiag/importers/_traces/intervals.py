@@ -37,11 +37,6 @@ def together(one: Intervals, other: Intervals) -> Intervals:
     return union(np.append(one.start_ns, other.start_ns), np.append(one.end_ns, other.end_ns))
 
 
-def shared_ns(one: Intervals, other: Intervals) -> int:
-    """Return how much time both cover."""
-    return one.covered_ns + other.covered_ns - together(one, other).covered_ns
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gaps:
     """Times in which nothing runs, each with the row whose start ends it."""

@@ -62,6 +62,18 @@ class Communication:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepWork:
+    """What was launched in one step."""
+
+    step: int
+    activities: int
+    compute_ns: int
+    communication_ns: int
+    exposed_ns: int
+    groups: tuple[Communication, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """One device of one trace, over its window."""
 
@@ -89,6 +101,7 @@ class Timeline:
     kernels: tuple[Kernel, ...]
     """Those that took most time."""
     groups: tuple[Communication, ...]
+    per_step: tuple[StepWork, ...]
     notes: tuple[str, ...]
 
     @property

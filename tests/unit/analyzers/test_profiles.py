@@ -102,6 +102,18 @@ def test_groups_that_kernels_name_are_told_apart(tmp_path: Path) -> None:
     }
 
 
+def test_each_step_tells_what_it_communicates_and_what_of_that_is_hidden(tmp_path: Path) -> None:
+    trace = Trace().step(1, at=0).step(2, at=100).step(3, at=200)
+    trace.kernel("gemm", at=10, lasts=20, launched=5).all_reduce(at=20, lasts=20, launched=6)
+    trace.kernel("gemm", at=110, lasts=10, launched=105).all_reduce(at=130, lasts=30, launched=106)
+
+    per_step = row_of(tmp_path, trace)["per_step"]
+
+    names = ("step", "compute_us", "communication_us", "exposed_us", "overlap_pct")
+    assert [tuple(each[name] for name in names) for each in per_step] == [(1, 20, 20, 10, 50), (2, 10, 30, 30, 0)]
+    assert [each["groups"][0]["exposed_us"] for each in per_step] == [10, 30]
+
+
 # ---- steps ------------------------------------------------------------------------------------------------------
 def test_what_was_launched_in_the_last_step_does_not_count_but_keeps_the_device_busy(tmp_path: Path) -> None:
     trace = Trace().step(1, at=0).step(2, at=100)
@@ -273,6 +285,19 @@ def test_one_rank_alone_says_why_waiting_is_not_told(tmp_path: Path) -> None:
 
     assert row["waiting"] is None
     assert "traces of several ranks" in row["unknown"]["waiting"]
+
+
+def test_collectives_that_tell_their_numbers_need_no_steps(tmp_path: Path) -> None:
+    traces = []
+    for rank, late in enumerate((0, 30)):
+        trace = Trace(rank=rank, world_size=2)
+        for number in range(3):
+            trace.all_reduce(at=100 * number + late, lasts=50 - late, Seq=number + 7)
+        traces.append(trace)
+
+    rows = rows_of(tmp_path, *traces)
+
+    assert [row["waiting"]["waited_us"] for row in rows] == [90, 0]
 
 
 def test_traces_of_other_times_are_not_compared(tmp_path: Path) -> None:
