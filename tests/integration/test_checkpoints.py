@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 import torch
 
+from distdiag.analyzers import diagnose
 from distdiag.checkpoints import Verification, verify
+from distdiag.run import load
 from tests.checkpoints import INJURIES, WORLD_SIZE, Injury, forget_hashes, saved
+from tests.ranks import launch
 
 CAP_SECONDS = 600
 
@@ -201,6 +204,42 @@ def test_hashes_of_a_save_that_was_overwritten_unrecorded_accuse_nobody(copies: 
     assert found.problems == ()
     assert found.facts.hashed == "none"
     assert any("earlier save" in note for note in found.notes)
+
+
+DEATH = """
+import os, signal, sys, warnings
+import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+import distdiag
+
+distdiag.install()
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+class State:
+    def __reduce__(self):
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return int, (0,)
+
+weights = torch.ones(1000)
+dcp.save({"weight": weights, f"state_of_{rank}": 1}, checkpoint_id="step-1")
+distdiag.step()
+dcp.save({"weight": weights, f"state_of_{rank}": State()}, checkpoint_id="step-2")
+"""
+
+
+def test_rank_that_dies_within_a_save_leaves_what_is_found_in_the_logs_and_on_disk(tmp_path: Path) -> None:
+    launch(DEATH, tmp_path, world_size=2)
+
+    report = diagnose(load(tmp_path / "logs"))
+    found = verify(tmp_path / "step-2")
+
+    assert (report.verdict.name, report.verdict.culprits) == ("rank-died", (1,))
+    incomplete = [finding.summary for finding in report.findings if finding.name == "checkpoint-incomplete"]
+    assert len(incomplete) == 1
+    assert incomplete[0].startswith(f"checkpoint {tmp_path / 'step-2'} is not whole: rank 0 began to save it in step 1")
+    assert problem_of(found, "no-metadata")
+    assert found.action[0].startswith(f"use {tmp_path / 'step-1'}")
 
 
 class Malicious:
