@@ -48,6 +48,8 @@ class Pulse:
         self._moved_in = ""
         self._gaps: dict[str, int] = {}
         self._reported = False
+        self._taker: threading.Thread | None = None
+        """Takes stacks: that may last long, and the pulse must not miss a beat for it."""
         self._arming = threading.RLock()
         self._armed = False
 
@@ -66,6 +68,8 @@ class Pulse:
         self._stopped.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=2.0)
+        if self._taker is not None and threading.current_thread() is not self._taker:
+            self._taker.join(timeout=2.0)
         self._disarm()
 
     def _run(self) -> None:
@@ -99,7 +103,8 @@ class Pulse:
             )
         )
         del frame  # it would keep the main thread's locals alive until the next beat
-        self._arm(limit_ns)
+        if self._taker is None or not self._taker.is_alive():
+            self._arm(limit_ns)
         if now - self._moved_ns > limit_ns and not self._reported and not recorder.user_phases:
             self._reported = True
             self._report_stall((now - self._moved_ns) / 1e9)
@@ -125,18 +130,23 @@ class Pulse:
 
     def _report_stall(self, seconds: float) -> None:
         if self._recorder.crash_file is not None:
-            # Taking stacks may last longer than the limit, and that is no frozen process.
+            # Taking stacks halts the process, perhaps for longer than the limit, and that is no frozen process.
             faulthandler.cancel_dump_traceback_later()
-        source, threads = stacks.take(native=self._recorder.settings.native_stacks, stopped=self._stopped)
-        self._recorder.write(
-            events.Stack(
-                time_ns=time.monotonic_ns(),
-                reason="stall",
-                source=source,
-                threads=threads,
-                stalled_seconds=round(seconds, 3),
+        self._taker = threading.Thread(target=self._take_stacks, args=(seconds,), name="distdiag-stacks", daemon=True)
+        self._taker.start()
+
+    def _take_stacks(self, seconds: float) -> None:
+        with guard("take stacks"):
+            source, threads = stacks.take(native=self._recorder.settings.native_stacks, stopped=self._stopped)
+            self._recorder.write(
+                events.Stack(
+                    time_ns=time.monotonic_ns(),
+                    reason="stall",
+                    source=source,
+                    threads=threads,
+                    stalled_seconds=round(seconds, 3),
+                )
             )
-        )
 
     def _arm(self, limit_ns: int) -> None:
         """Let faulthandler write stacks should this thread never run again because the GIL is held."""

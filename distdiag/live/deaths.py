@@ -13,6 +13,10 @@ GONE_SECONDS = 10.0
 """A rank beats once a second; only what keeps the interpreter for so long keeps it from that."""
 SHIPPED_SECONDS = 30.0
 """The same where its log is written elsewhere and shipped."""
+STACKS_SECONDS = 30.0
+"""A rank that has come to its limit takes its stacks, which halts it for a while."""
+STACKS_BEGIN_SECONDS = 2.0
+"""So much before its limit the last pulse may have been before that."""
 MOST_MESSAGE = 100
 MOST_EVIDENCE = 6
 
@@ -85,7 +89,10 @@ def _vanished(job: Job, state: RankState) -> bool:
     process = job.process_of(state)
     if process is not None:
         return process == "gone"  # one that is stopped or keeps the interpreter may come back
-    return silence >= (SHIPPED_SECONDS if state.header.shipped_from else GONE_SECONDS)
+    patience = SHIPPED_SECONDS if state.header.shipped_from else GONE_SECONDS
+    if state.last_ns - state.progress_ns > (state.limit_seconds - STACKS_BEGIN_SECONDS) * 1e9:
+        patience = max(patience, STACKS_SECONDS)
+    return silence >= patience
 
 
 def _how(job: Job, state: RankState) -> str:

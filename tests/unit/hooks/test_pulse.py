@@ -280,3 +280,23 @@ def test_stack_holds_native_frames_where_a_tracer_is_allowed(stuck: list[Ended])
 
     (main,) = [each for each in stack.threads if each.thread == "MainThread"]
     assert any("gloo" in frame or "libtorch" in frame or "c10d::" in frame for frame in main.frames), main.frames
+
+
+def test_pulse_goes_on_while_stacks_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taking, done = threading.Event(), threading.Event()
+
+    def take(**options: Any) -> tuple[str, list[events.ThreadStack]]:
+        taking.set()
+        done.wait(SOON_SECONDS)
+        return "python", []
+
+    monkeypatch.setattr("distdiag.hooks.stacks.take", take)
+    with stalling(tmp_path) as made:
+        assert taking.wait(SOON_SECONDS)
+        before = len(pulses(made))
+        until(lambda: len(pulses(made)) > before + 3)
+        assert stacks(made) == []
+        done.set()
+        (stack,) = until(lambda: stacks(made))
+
+    assert stack.reason == "stall"

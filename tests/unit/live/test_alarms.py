@@ -291,3 +291,17 @@ def test_save_that_takes_far_longer_than_before_is_told(tmp_path: Path) -> None:
     assert alarm.kind == Kind.CHECKPOINT
     assert alarm.condition.limit_seconds == pytest.approx(20.0)
     assert [each.number for each in cleared(watched.pass_by(4))] == [alarm.number]
+
+
+def test_rank_that_may_be_taking_its_stacks_is_not_given_up_soon(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, world_size=3)
+    watched.train(steps=3)
+    for log in watched.logs.but(2):
+        log.all_reduce("train.py:10 step", pending=True)
+    watched.pass_by(4, waiting=(4,))
+
+    soon = watched.pass_by(20, without=(2,), waiting=(4,))
+    later = watched.pass_by(15, without=(2,), waiting=(4,))
+
+    assert [(change.what, change.alarm.kind) for change in soon] == [("raised", Kind.STALL)]
+    assert [(change.what, change.alarm.kind) for change in later] == [("changed", Kind.DEATH)]
