@@ -36,7 +36,14 @@ _SCALARS: dict[Any, tuple[str, str]] = {
 _JSON = ("VARCHAR", "string")
 """Nested and free values stay JSON text: analysis that needs them works on a few records, not on whole runs."""
 
-_IN_MEMORY = {"int64": "int64", "Int64": "int64", "float64": "float64", "bool": "boolean", "object": "string"}
+_IN_MEMORY = {
+    "int64": "int64",
+    "Int64": "int64",
+    "float64": "float64",
+    "bool": "boolean",
+    "object": "string",
+    "str": "string",
+}
 
 BULK: tuple[type[events.Event], ...] = (events.Call, events.Done)
 """The kinds that make up nearly all of a log; all others are few enough to be decoded one by one."""

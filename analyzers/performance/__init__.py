@@ -8,9 +8,11 @@ import ibis
 import pandas as pd
 
 from distdiag.analyzers.performance.alignment import Alignment, align
-from distdiag.analyzers.performance.ledger import ledger_of
+from distdiag.analyzers.performance.batches import batches_of
+from distdiag.analyzers.performance.ledger import held_in, ledger_of
 from distdiag.analyzers.performance.pauses import pauses_of
-from distdiag.analyzers.performance.tables import Tables, clocks_in, tables_of
+from distdiag.analyzers.performance.rollups import MANY_CALLS, calls_per_step, rolled_waits, spread
+from distdiag.analyzers.performance.tables import Tables, clocks_in, steps_in_logs, tables_of
 from distdiag.analyzers.performance.waits import LONGEST_CHAIN, followed, sources_of, waits_of
 from distdiag.run import Run
 
@@ -57,12 +59,10 @@ def _measure(run: Run, *, whole: bool) -> Measured:
     newest = run.quality.window_bytes is not None and not whole
     if not whole and not run.steps["end_ns"].notna().any():
         return _nothing({**unknown, "steps": NO_STEPS}, newest=newest)
-    tables = tables_of(run, whole=whole)
-    alignment = align(run.engine, tables.calls, clocks_in(run))
-    steps = _with_all_calls(tables)
-    calls = alignment.applied(run.engine, tables.calls)
-    waits = run.engine.materialised(waits_of(calls, steps, comparable=alignment.comparable))
-    ledger = ledger_of(run.engine, steps, waits, pauses_of(run, whole=whole))
+    rolled = whole and calls_per_step(run) >= MANY_CALLS
+    steps, waits, kinds, alignment = _from_sums(run) if rolled else _from_calls(run, whole=whole)
+    held = spread(held_in(waits), steps) if rolled else held_in(waits)
+    ledger = ledger_of(run.engine, steps, held, pauses_of(run, whole=whole), batches_of(run, whole=whole))
     if ledger.empty:
         return _nothing({**unknown, "steps": NO_STEPS}, newest=newest)
     first = ledger.groupby("rank")["step"].min().rename("first").reset_index()
@@ -70,12 +70,31 @@ def _measure(run: Run, *, whole: bool) -> Measured:
     waits = waits.filter(waits.step >= waits.first).drop("first")
     return Measured(
         ledger=ledger,
-        ranks=_ranks(run, waits, ledger),
-        groups=_groups(run, waits, tables.kinds),
+        ranks=_ranks(run, waits, ledger, rolled=rolled),
+        groups=_groups(run, waits, kinds),
         alignment=alignment,
         unknown=unknown,
         newest=newest,
     )
+
+
+def _from_calls(run: Run, *, whole: bool) -> tuple[ibis.Table, ibis.Table, pd.DataFrame, Alignment]:
+    """Return steps, waits, kinds and alignment from every single call."""
+    tables = tables_of(run, whole=whole)
+    alignment = align(run.engine, tables.calls, clocks_in(run))
+    steps = _with_all_calls(tables)
+    calls = alignment.applied(run.engine, tables.calls)
+    waits = run.engine.materialised(waits_of(calls, steps, comparable=alignment.comparable))
+    return steps, waits.mutate(calls=1), tables.kinds, alignment
+
+
+def _from_sums(run: Run) -> tuple[ibis.Table, ibis.Table, pd.DataFrame, Alignment]:
+    """Return the same from the sums that steps keep; clocks are not needed."""
+    steps = run.engine.materialised(steps_in_logs(run))
+    waits, kinds = rolled_waits(run, steps)
+    error = 0 if len(set(clocks_in(run).values())) < 2 else None
+    alignment = Alignment(offsets_ns={}, drifts={}, origin_ns=0, error_ns=error)
+    return steps, run.engine.materialised(waits), kinds, alignment
 
 
 def _tells_device_times(run: Run) -> bool:
@@ -104,7 +123,7 @@ def _nothing(unknown: Mapping[str, str], *, newest: bool) -> Measured:
     )
 
 
-def _ranks(run: Run, waits: ibis.Table, ledger: pd.DataFrame) -> pd.DataFrame:
+def _ranks(run: Run, waits: ibis.Table, ledger: pd.DataFrame, *, rolled: bool) -> pd.DataFrame:
     """Return what each rank made others wait, in the steps of the ledger."""
     counted = waits.filter(waits.members > 1)
     per_rank = counted.group_by(counted.last_rank.name("rank")).agg(
@@ -113,7 +132,7 @@ def _ranks(run: Run, waits: ibis.Table, ledger: pd.DataFrame) -> pd.DataFrame:
     caused = run.engine.frame(per_rank).set_index("rank")
     total = run.engine.frame(counted.group_by("rank").agg(of_collectives=counted.count())).set_index("rank")
     several = run.engine.frame(counted.aggregate(groups=counted.group.nunique()))["groups"].iloc[0]
-    if several > 1:
+    if several > 1 and not rolled:  # sums of a step hold no order
         caused["caused_ns"] = _at_their_source(run, counted)
     every = pd.DataFrame(index=pd.Index(sorted(set(ledger["rank"])), name="rank"))
     return every.join(caused).join(total).fillna(0).astype("int64")
@@ -132,7 +151,7 @@ def _at_their_source(run: Run, waits: ibis.Table) -> "pd.Series[int]":
 def _groups(run: Run, waits: ibis.Table, kinds: pd.DataFrame) -> pd.DataFrame:
     """Return what the calls of each kind took."""
     per_kind = waits.group_by("kind").agg(
-        calls=waits.count(),
+        calls=waits.calls.sum(),
         exposed_ns=waits.exposed_ns.sum(),
         waiting_ns=waits.waiting_ns.sum(),
         transfer_ns=waits.transfer_ns.median(),

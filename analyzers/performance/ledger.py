@@ -15,24 +15,40 @@ PARTS = ("data", "forward", "backward", "optimizer", "checkpoint", "other", "com
 """They add up to a step; communication is what no computing hides, waiting included."""
 
 
-def ledger_of(engine: Engine, steps: ibis.Table, waits: ibis.Table, pauses: pd.DataFrame) -> pd.DataFrame:
+def held_in(waits: ibis.Table) -> ibis.Table:
+    """Return per rank and step what its calls held it up, and in which phase."""
+    return waits.group_by("rank", "step").agg(
+        waiting_ns=waits.waiting_ns.sum(),
+        communication_ns=waits.exposed_ns.sum(),
+        **{f"in_{name}_ns": waits.exposed_ns.sum(where=waits.phase == code) for name, code in PHASES.items()},
+    )
+
+
+def ledger_of(
+    engine: Engine, steps: ibis.Table, held: ibis.Table, pauses: pd.DataFrame, batches: pd.DataFrame
+) -> pd.DataFrame:
     """Return a row per rank and step, in nanoseconds: step_ns, start_ns, a column ``<part>_ns`` for each of ``PARTS``,
     waiting_ns, own_ns (the step without communication, and without waiting for a processor where that is known),
     cpu_ns, queued_ns, pauses of the rank, tokens, length and length_squared.
 
-    ``pauses`` has a row per rank and step that had any: checkpoint_ns, gc_ns, gc_pauses, compile_ns.
+    ``held`` is what ``held_in`` returns; ``pauses`` and ``batches`` have a row per rank and step that had any.
     """
     kept = _warm(steps)
-    held = waits.group_by("rank", "step").agg(
-        waiting_ns=waits.waiting_ns.sum(),
-        communication_ns=waits.exposed_ns.sum(),
-        calls=waits.count(),
-        **{f"in_{name}_ns": waits.exposed_ns.sum(where=waits.phase == code) for name, code in PHASES.items()},
-    )
     joined = kept.left_join(held, ["rank", "step"]).drop("rank_right", "step_right")
     frame = engine.frame(joined.order_by("rank", "step"))
-    frame = frame.merge(pauses, on=["rank", "step"], how="left")
-    return _exclusive(frame)
+    frame = frame.merge(pauses, on=["rank", "step"], how="left").merge(batches, on=["rank", "step"], how="left")
+    return _exclusive(_with_batches(frame))
+
+
+def _with_batches(frame: pd.DataFrame) -> pd.DataFrame:
+    """Let the batches say what the user did not: tokens without padding, and the squares of lengths."""
+    counted = frame["tokens"].isna() & frame["length"].isna()
+    told = {
+        "tokens": frame["tokens"].fillna(frame["length"]).fillna(frame["batch_tokens"]),
+        "length": frame["length"].where(~counted, frame["batch_tokens"]),
+        "length_squared": frame["length_squared"].where(~counted, frame["batch_tokens_squared"]),
+    }
+    return frame.assign(**told).drop(columns=["batch_tokens", "batch_tokens_squared"])
 
 
 def _warm(steps: ibis.Table) -> ibis.Table:

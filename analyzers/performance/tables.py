@@ -146,13 +146,13 @@ def _from_logs(run: Run) -> Tables:
     kept = run.engine.materialised(table)
     return Tables(
         calls=_paired(kept, max(run.ranks, default=0) + 1),
-        steps=run.engine.materialised(_steps_in_logs(run)),
+        steps=run.engine.materialised(steps_in_logs(run)),
         kinds=kinds,
         first_calls=_first_calls(kept),
     )
 
 
-def _steps_in_logs(run: Run) -> ibis.Table:
+def steps_in_logs(run: Run) -> ibis.Table:
     """Return one row per rank and step; a second record of a step only adds facts."""
     steps = run.table("step").join(run.engine.memory(_offsets(run)), "rank")
     merged = steps.group_by("rank", "step").agg(

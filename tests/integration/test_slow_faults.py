@@ -48,7 +48,9 @@ ALL = SLOW + (OF_OTHERS if BESIDE.exists() else ())
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    started = Runs(tmp_path_factory.mktemp("slow"), selected(ALL, request.session.items))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PG_TIMEOUT", "30")  # nobody hangs here, and busy machines start slowly
+        started = Runs(tmp_path_factory.mktemp("slow"), selected(ALL, request.session.items))
     yield started
     started.close()
 
@@ -57,7 +59,15 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_program_gets_its_verdict(fault: Fault, runs: Runs) -> None:
     outcome = runs.outcome(fault)
 
-    assert_as_expected(fault, outcome)
+    if fault.is_healthy:
+        assert_as_expected(fault, outcome)
+        return
+    assert set(outcome.codes) == {0}, outcome
+    found = [(each.name, each.culprits, each.cause) for each in outcome.report.findings if each.code.startswith("DD2")]
+    assert found, outcome.report.verdict
+    name, culprits, cause = found[0]
+    assert (name in fault.verdicts, culprits) == (True, fault.culprits), found
+    assert fault.cause in (None, cause)
 
 
 # ---- the ledger -----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 
 from distdiag import events
 from distdiag.analyzers import diagnose
+from distdiag.analyzers.performance import measure
+from distdiag.analyzers.performance.rollups import calls_per_step
 from distdiag.analyzers.slowness.roles import stages_of
 from distdiag.findings import Confidence, Finding, Report
 from distdiag.run import Run
@@ -283,6 +286,23 @@ def test_uneven_lengths_are_told_apart_from_slow_ranks(tmp_path: Path) -> None:
     assert "sums of lengths and of their squares explain 100 %" in finding.evidence[0]
 
 
+@pytest.mark.parametrize("of_run", [diagnose, lambda run: whole(run)])
+def test_batches_say_what_the_user_did_not(tmp_path: Path, of_run: Callable[[Run], Report]) -> None:
+    logs = trained(by_length)
+    for rank in logs:
+        for step in range(STEPS):
+            lengths = lengths_of(rank.rank, step)
+            squares = sum(length**2 for length in lengths)
+            rank.add(
+                events.Batch(batch=step, edge="end", time_ns=0, step=step, tokens=sum(lengths), tokens_squared=squares)
+            )
+
+    report = of_run(logs.load(tmp_path))
+
+    assert (report.verdict.name, report.verdict.cause) == ("token-imbalance", "lengths")
+    assert report.performance["tokens_per_second"] > 0
+
+
 def test_a_rank_with_the_most_tokens_in_every_step_is_no_slow_rank(tmp_path: Path) -> None:
     logs = trained(one(2, "forward", 0.03), facts=lambda rank, step: {"tokens": 2000 if rank == 2 else 800 + step % 3})
 
@@ -512,3 +532,43 @@ def test_records_of_steps_know_the_queue_for_processors() -> None:
     line = events.encode(events.Step(step=3, queued_ns=5))
 
     assert msgspec.json.decode(line) == {"kind": "step", "step": 3, "queued_ns": 5}
+
+
+def with_sums(logs: Logs) -> Logs:
+    """Add to each step the sums over its calls, as recording does."""
+    for rank in logs:
+        begun = {r.call: (r.start_ns, r.signature) for r in rank.records if isinstance(r, events.Call)}
+        signatures = {r.signature: r for r in rank.records if isinstance(r, events.Signature)}
+        sums: dict[str, dict[str, int]] = {}
+        for record in rank.records:
+            if isinstance(record, events.Done):
+                start_ns, number = begun[record.call]
+                key = f"{signatures[number].group}/{signatures[number].op}"
+                sum_ = sums.setdefault(key, {"calls": 0, "bytes": 0, "duration_ns": 0, "wait_ns": 0})
+                sum_["calls"] += 1
+                sum_["bytes"] += signatures[number].size_bytes
+                sum_["duration_ns"] += record.end_ns - start_ns
+            elif isinstance(record, events.Step):
+                record.rollups, sums = sums, {}
+    return logs
+
+
+def test_sums_of_steps_answer_where_calls_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = with_sums(trained(one(2, "forward", 0.03))).load(tmp_path)
+    of_calls = diagnose(run)
+    monkeypatch.setattr(sys.modules[measure.__module__], "MANY_CALLS", 1)
+
+    of_sums = whole(run)
+
+    assert (of_sums.verdict.name, of_sums.verdict.culprits) == ("compute-straggler", (2,))
+    assert of_sums.performance["ranks"][2]["waits_caused_seconds"] == pytest.approx(
+        of_calls.performance["ranks"][2]["waits_caused_seconds"], rel=0.01
+    )
+    for ours, theirs in zip(shares_of(of_sums), shares_of(of_calls), strict=True):
+        assert ours == pytest.approx(theirs, abs=0.005)
+    assert of_sums.performance["groups"] == of_calls.performance["groups"]
+
+
+def test_many_calls_a_step_are_known_from_where_steps_ended(tmp_path: Path) -> None:
+    assert calls_per_step(wrapped(50, 1024).load(tmp_path / "many")) == pytest.approx(50, abs=1)
+    assert calls_per_step(trained().load(tmp_path / "few")) == pytest.approx(1, abs=0.1)
