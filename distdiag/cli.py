@@ -10,6 +10,7 @@ from distdiag.commands import (
     agent,
     analyze,
     checkpoint,
+    compare,
     ctl,
     demo,
     doctor,
@@ -63,6 +64,7 @@ cli.add_command(help.command)
 cli.add_command(stacks.command)
 cli.add_command(replay_info.command)
 cli.add_command(trace.command)
+cli.add_command(compare.command)
 cli.add_command(checkpoint.command)
 cli.add_command(memory.command)
 cli.add_command(demo.command)
