@@ -71,12 +71,12 @@ class Readings:
 
     def add(self, name: str, tensor: Any) -> float | None:
         """Add the one number that a tensor holds; return it where it can be known at once."""
-        device = tensor.device
-        if device.type == "cpu":
-            value = float(tensor.item())
+        if tensor.is_cpu:
+            value: float = tensor.item()
             total, count = self._sums.get(name, (0.0, 0))
             self._sums[name] = total + value, count + 1
             return value
+        device = tensor.device
         if device.type == "cuda" and not self._is_capturing():
             buffer = self._devices.get(device)
             if buffer is None:
@@ -101,13 +101,26 @@ class Readings:
             buffer.collect()
 
 
-def is_number(tensor: Any) -> bool:
-    """Return whether something is a plain tensor with one floating-point number, and not one that only traces."""
-    import torch
+class NumberTest:
+    """Tells plain tensors with one floating-point number from anything else; on the path of every backward."""
 
-    return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and tensor.numel() == 1
-        and tensor.is_floating_point()
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    )
+    def __init__(self) -> None:
+        self._types: tuple[Any, ...] = ()
+        self._is_wrapped: Callable[[Any], bool] = lambda tensor: False
+
+    def __call__(self, tensor: Any) -> bool:
+        """Return whether it is one, and not one that only traces."""
+        if not self._types:
+            import torch
+
+            self._types = (torch.Tensor, torch.nn.Parameter)
+            self._is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+        return (
+            type(tensor) in self._types
+            and tensor.numel() == 1
+            and tensor.is_floating_point()
+            and not self._is_wrapped(tensor)
+        )
+
+
+is_number = NumberTest()

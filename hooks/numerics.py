@@ -75,11 +75,14 @@ class Numerics:
             self._alarm(name)
 
     def see_gradient(self, gradient: Any) -> None:
-        """Take a gradient of this rank alone: its sum is finite if it is."""
-        import torch
+        """Take a gradient of this rank alone: its sum is finite if it is. Autograd does not record in its hooks."""
+        if gradient.element_size() > 2:
+            total = gradient.sum()
+        else:
+            import torch
 
-        with torch.no_grad():
-            self.see("gradient", gradient.detach().sum(dtype=torch.float32))
+            total = gradient.sum(dtype=torch.float32)  # of halves the sum itself would overflow
+        self.see("gradient", total)
 
     def see_scale(self, tensor: Any) -> None:
         """Take the loss scale in force; with one, gradients that overflow are nothing unusual."""

@@ -22,9 +22,8 @@ FIRST_STEPS = 4
 """Steps that are always checked: most replicas that go apart do so at once."""
 FORCED = 4
 """Checks beside the regular ones, in steps after one whose gradients stayed apart."""
-SENTINELS = 2
-LARGEST_SENTINEL = 1 << 16
-"""Numbers in a gradient that is looked at in each backward: ten microseconds."""
+LARGEST_SENTINEL = 1 << 14
+"""Numbers in the gradient that is looked at in each backward."""
 APART_ON_PURPOSE = ("localSGD", "noop")
 """Parts of the names of communication hooks that leave replicas apart, to average them now and then or by hand."""
 
@@ -78,7 +77,9 @@ class Replica:
         self.forced = 0
         self.force_next = False
         self.collectives = -1
-        """Collectives on groups with all its ranks, by the last optimizer's step."""
+        """Collectives on groups with all its ranks, by the last optimizer's step; none counted yet."""
+        self.groups: list[GroupState] = []
+        self.known_groups = -1
         self.identities = {id(parameter) for parameter in wrapper.parameters()}
         self.trained: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self.handles: list[Any] = []
@@ -147,13 +148,13 @@ class Replicas:
         )
 
     def _sentinels(self, wrapper: Any) -> list[Any]:
-        """Watch a few small gradients of the first layers, which hold what any later layer did wrong.
+        """Watch one small gradient of the first layers, which holds what any later layer did wrong.
 
-        They are looked at before peers' are added to them, after which nobody can tell whose they were.
+        It is looked at before peers' are added to it, after which nobody can tell whose they were.
         """
         numerics = self.recorder.numerics
         trained = [p for p in wrapper.parameters() if p.requires_grad]
-        first = [p for p in trained[: max(SENTINELS, len(trained) // 4)] if p.numel() <= LARGEST_SENTINEL]
+        first = [p for p in trained[: max(2, len(trained) // 4)] if p.numel() <= LARGEST_SENTINEL]
 
         def look(parameter: Any) -> None:
             with guard("look at a gradient"):
@@ -161,7 +162,7 @@ class Replicas:
                 if gradient is not None and not gradient.is_sparse and gradient.is_floating_point():
                     numerics.see_gradient(gradient)
 
-        return [p.register_post_accumulate_grad_hook(look) for p in first[:SENTINELS]]
+        return [p.register_post_accumulate_grad_hook(look) for p in first[:1]]
 
     def close(self) -> None:
         """Take the hooks off the parameters."""
@@ -184,29 +185,24 @@ class Replicas:
             if not _trains(optimizer, replica):
                 continue
             replica.checked_step = recorder.step
-            if not _are_apart_on_purpose(wrapper):
-                force, replica.force_next = replica.force_next, False
-                self._look_for_peers(replica, wrapper)
-                if force or self._is_due(recorder.step):
+            collectives = self._collectives(replica)
+            reason = _reason(replica, collectives) if recorder.backwards else None
+            due = replica.force_next or self._is_due(recorder.step)
+            if (reason is not None or due) and not _are_apart_on_purpose(wrapper):
+                replica.force_next = False
+                if reason is not None and any(p.grad is not None for p in wrapper.parameters()):
+                    self._note_unsynchronised(replica, reason)
+                if due:
                     self._check(replica, wrapper)
             replica.forwards = 0
-            replica.collectives = self._collectives(replica)
+            replica.collectives = collectives
 
     def _is_due(self, step: int) -> bool:
         every = self.recorder.settings.checksum_every
         return every > 0 and (step < FIRST_STEPS or step % every == 0)
 
-    def _look_for_peers(self, replica: Replica, wrapper: Any) -> None:
-        """Write that the gradients at hand are this rank's alone, if nothing arranged for more."""
-        if not self.recorder.backwards or not any(p.grad is not None for p in wrapper.parameters()):
-            return
-        reason = None
-        if replica.forwards and not replica.synchronised:
-            reason = "no_sync"
-        elif not replica.forwards and 0 <= replica.collectives == self._collectives(replica):
-            reason = "bypassed"
-        if reason is None:
-            return
+    def _note_unsynchronised(self, replica: Replica, reason: str) -> None:
+        """Write that the gradients at hand are this rank's alone."""
         if replica.forced < FORCED:
             replica.forced += 1
             replica.force_next = True
@@ -217,8 +213,13 @@ class Replicas:
         )
 
     def _collectives(self, replica: Replica) -> int:
-        members = set(replica.group.ranks)
-        return sum(g.collectives for g in list(self.recorder.groups.values()) if members.issubset(g.ranks))
+        """Return how many collectives the groups that hold all ranks of a replica's have begun."""
+        groups = self.recorder.groups
+        if replica.known_groups != len(groups):
+            members = set(replica.group.ranks)
+            replica.known_groups = len(groups)
+            replica.groups = [each for each in list(groups.values()) if members.issubset(each.ranks)]
+        return sum([each.collectives for each in replica.groups])
 
     def _check(self, replica: Replica, wrapper: Any) -> None:
         named = _parameters(wrapper)
@@ -258,6 +259,13 @@ class Replicas:
 
 def _parameters(wrapper: Any) -> list[tuple[str, Any]]:
     return checked(wrapper.module.named_parameters(), wrapper.parameters_to_ignore)
+
+
+def _reason(replica: Replica, collectives: int) -> str | None:
+    """Return why nothing arranged for the gradients at hand to be averaged, None if something did."""
+    if replica.forwards:
+        return None if replica.synchronised else "no_sync"
+    return "bypassed" if replica.collectives == collectives else None
 
 
 def _trains(optimizer: Any, replica: Replica) -> bool:

@@ -258,6 +258,7 @@ def test_device_far_behind_gets_no_further_copies(
 
 def test_values_of_a_device_are_not_touched_while_a_graph_is_captured() -> None:
     class Untouchable:
+        is_cpu = False
         device = torch.device("cuda", 0)
 
         def __getattr__(self, name: str) -> Any:
