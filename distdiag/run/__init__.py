@@ -162,6 +162,7 @@ def measured(measurements: Measurements, quality: Quality) -> Run:
         profiles=measurements.profiles,
         collectives=measurements.collectives,
         quality=quality,
+        alive=frozenset(),
         files=(),
         file_ranks=(),
         engine=Engine(),
