@@ -125,15 +125,23 @@ class OnlyBackwards:
 
 
 def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, tracker: MemTracker) -> None:
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    tokens: torch.Tensor,
+    tracker: MemTracker,
+    *,
+    autocast: bool = False,
+) -> None:
     """Train two steps; the logits are kept during the backward, as by most training loops."""
     for _ in range(2):
         tracker.reset_mod_stats()
-        logits = model(tokens[:, :-1])
-        loss = loss_of(logits, tokens[:, 1:])
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            logits = model(tokens[:, :-1])
+            loss = loss_of(logits, tokens[:, 1:])
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
@@ -144,11 +152,11 @@ def tokens_of(samples: int = SAMPLES) -> torch.Tensor:
     return torch.randint(0, VOCABULARY, (samples, SEQUENCE + 1))
 
 
-def one(full: bool, *, plain: bool = False) -> MemTracker:
+def one(full: bool, *, plain: bool = False, dtype: torch.dtype = torch.float32, autocast: bool = False) -> MemTracker:
     tracker, tokens = MemTracker(), tokens_of()
     with tracker:
-        model = Transformer(full, plain=plain)
-        train(model, torch.optim.Adam(model.parameters()), tokens, tracker)
+        model = Transformer(full, plain=plain).to(dtype)
+        train(model, torch.optim.Adam(model.parameters()), tokens, tracker, autocast=autocast)
     return tracker
 
 
@@ -168,13 +176,14 @@ def ddp(full: bool, *, zero: bool = False) -> MemTracker:
     return tracker
 
 
-def fsdp(full: bool) -> MemTracker:
-    from torch.distributed.fsdp import fully_shard
+def fsdp(full: bool, *, mixed: bool = False) -> MemTracker:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     model, tokens = Transformer(full), tokens_of()
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
     for block in model.blocks:
-        fully_shard(block)
-    fully_shard(model)
+        fully_shard(block, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
     optimizer = torch.optim.Adam(model.parameters())
     tracker = FSDPMemTracker(model, optimizer)
     tracker.track_inputs((tokens,))
@@ -257,9 +266,12 @@ def pipeline(full: bool, *, schedule: str) -> MemTracker:
 WAYS: dict[str, Callable[[bool], MemTracker]] = {
     "one": one,
     "scores": partial(one, plain=True),
+    "bf16": partial(one, dtype=torch.bfloat16),
+    "autocast": partial(one, autocast=True),
     "ddp": ddp,
     "zero1": partial(ddp, zero=True),
     "fsdp": fsdp,
+    "fsdp-mixed": partial(fsdp, mixed=True),
     "tensor": tensor,
     "sequence": partial(tensor, sequence=True),
     "gpipe": partial(pipeline, schedule="gpipe"),

@@ -40,9 +40,9 @@ def formula(item: Item, size: int, stage: Stage, setting: Setting) -> str:
         Item.PARAMETERS: master or precision.parameter,
         Item.MASTER: precision.master,
         Item.GRADIENTS: master or precision.gradient,
-        Item.GATHERED: precision.compute,
-        Item.PREFETCHED: precision.compute,
-        Item.UNIT_GRADIENTS: precision.compute,
+        Item.GATHERED: precision.gathered,
+        Item.PREFETCHED: precision.gathered,
+        Item.UNIT_GRADIENTS: precision.gathered,
         Item.CASTS: precision.compute,
     }
     if item in per_element:
@@ -123,7 +123,7 @@ def _activations(stage: Stage, setting: Setting) -> str:
     model, layout, training = setting.model, setting.layout, setting.training
     if model.measured or not training.sequence or not stage.blocks:
         return "as measured on the meta device"
-    size = widths(training, layout)
+    size = widths(training, layout, model.hidden)
     one = tape(stage.blocks[-1], model, layout, training)
     plane = size.tokens * model.hidden
     of_one = (one.saved - sum(step.scores for step in one.steps)) / plane

@@ -54,7 +54,7 @@ def _layer(base: Estimate, device_bytes: int | None) -> str:
         return "how large a layer is, is not known: say --layers"
     sizes = []
     for block in {id(each): each for each in model.blocks}.values():
-        weights = sharding.total(block.weights, layout) * training.precision.compute
+        weights = sharding.total(block.weights, layout) * training.precision.gathered
         sizes.append((2 * weights + tape(block, model, layout, training).saved, weights))
     size, weights = max(sizes)
     parts = f"{gib(weights)} of weights, as much of gradients"

@@ -58,7 +58,7 @@ class Tape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Widths:
-    """Bytes of one micro-batch, a column wide: on this rank's part of the sequence, and where it is gathered."""
+    """How much of a micro-batch a rank works on, and in which format."""
 
     tokens: int
     """Tokens that the rank's matrices see: the sequence over the context-parallel ranks, times the samples."""
@@ -66,42 +66,57 @@ class Widths:
     """Tokens of the residual stream: fewer with sequence parallelism."""
     kept: int
     """Tokens of the input of linear layers that are kept."""
-    bytes: int
-    length: int
-    """Tokens of one sample on this rank."""
     whole: int
     """Tokens of one sample on all ranks."""
+    hidden: int
+    bytes: int
+    stream_bytes: int
+    """Of a number in the residual stream and in norms, which autocast leaves in FP32."""
+
+    @property
+    def stream(self) -> int:
+        """Return the bytes of the residual stream."""
+        return self.part * self.stream_bytes * self.hidden
+
+    @property
+    def gathered(self) -> int:
+        """Return the bytes of the stream where the whole sequence is gathered: the gradients of linear inputs."""
+        return self.tokens * self.stream_bytes * self.hidden
+
+    def inputs(self, projections: int = 1) -> int:
+        """Return what linear layers of one input keep of it; autocast casts it for each of them anew."""
+        return self.kept * self.bytes * self.hidden * (projections if self.stream_bytes != self.bytes else 1)
 
 
-def widths(training: Training, layout: Layout) -> Widths:
-    """Return how many tokens a rank works on."""
-    length = training.sequence // layout.context
-    tokens = length * training.micro_batch
+def widths(training: Training, layout: Layout, hidden: int) -> Widths:
+    """Return how much a rank works on, in a model of that width."""
+    tokens = training.sequence // layout.context * training.micro_batch
     part = -(-tokens // layout.tensor) if layout.sequence_parallel else tokens
+    precision = training.precision
     return Widths(
         tokens=tokens,
         part=part,
         kept=tokens if training.keeps_gathered_sequence else part,
-        bytes=training.precision.compute,
-        length=length,
         whole=training.sequence,
+        hidden=hidden,
+        bytes=precision.compute,
+        stream_bytes=precision.parameter if precision.cast_weights else precision.compute,
     )
 
 
 def tape(block: Block, model: Model, layout: Layout, training: Training) -> Tape:
     """Return the steps of a block; one of which only the measured total is known has a single step."""
-    size = widths(training, layout)
-    stream = size.part * size.bytes * model.hidden
+    size = widths(training, layout, model.hidden)
     if block.measured_bytes is not None:
         return _whole(block.measured_bytes, block.input_bytes, block.largest_bytes)
     if block.attention is None or block.mlp is None or not training.sequence:
-        return _whole(0, stream, 0)
+        return _whole(0, size.stream, 0)
     return Tape(
         branches=(
             _attention(block.attention, model, layout, training, size),
             _mlp(block.mlp, model, layout, training, size),
         ),
-        stream=stream,
+        stream=size.stream,
     )
 
 
@@ -115,10 +130,10 @@ def _whole(saved: int, stream: int, largest: int) -> Tape:
 def _norm(name: str, model: Model, size: Widths, output: int) -> Step:
     return Step(
         name=name,
-        saved=size.part * size.bytes * model.hidden,
+        saved=size.stream,
         statistics=model.norm_statistics * FP32 * size.part,
         output=output,
-        input=size.part * size.bytes * model.hidden,
+        input=size.stream,
         weights=(f"{name}.",),
     )
 
@@ -127,31 +142,29 @@ def _dropout(name: str, model: Model, size: Widths) -> Sequence[Step]:
     if not model.dropout:
         return ()
     elements = size.part * model.hidden
-    return (Step(name=name, saved=elements * MASK, output=elements * size.bytes, input=elements * size.bytes),)
+    return (Step(name=name, saved=elements * MASK, output=size.stream, input=size.stream),)
 
 
 def _attention(
     attention: Attention, model: Model, layout: Layout, training: Training, size: Widths
 ) -> tuple[Step, ...]:
-    gathered = size.tokens * size.bytes * model.hidden
     query = size.tokens * size.bytes * attention.query_width // layout.tensor
     # Fewer key heads than ranks: each rank holds a copy of the head that its queries need.
     pair = 2 * size.tokens * size.bytes * max(attention.kv_width // layout.tensor, attention.head_size)
-    stream = size.part * size.bytes * model.hidden
     return (
-        _norm("norm1", model, size, gathered),
+        _norm("norm1", model, size, size.gathered),
         Step(
             name="query, key, value",
-            saved=size.kept * size.bytes * model.hidden,
+            saved=size.inputs(3),
             output=query + pair,
-            input=gathered,
+            input=size.gathered,
             weights=("query.", "key.", "value."),
         ),
         *_core(attention, model, layout, training, size, query, pair),
         Step(
             name="attention output",
             saved=query if training.attention is AttentionKind.EAGER else 0,  # flash attention keeps it itself
-            output=stream,
+            output=size.stream,
             input=query,
             weights=("out.",),
         ),
@@ -215,21 +228,20 @@ def _core(
 
 
 def _mlp(mlp: Mlp, model: Model, layout: Layout, training: Training, size: Widths) -> tuple[Step, ...]:
-    norm = _norm("norm2", model, size, size.tokens * size.bytes * model.hidden)
+    norm = _norm("norm2", model, size, size.gathered)
     dropout = _dropout("MLP dropout", model, size)
     if not mlp.experts:
         return (norm, *_feed_forward("MLP", "", mlp.width, mlp.gated, model, layout, size, size.tokens), *dropout)
     routed = size.tokens * mlp.per_token
-    stream = size.tokens * size.bytes * model.hidden
     copies = routed * size.bytes * model.hidden
     router = Step(
         name="router",
-        saved=size.kept * size.bytes * model.hidden + FP32 * size.tokens * mlp.experts,
+        saved=size.inputs() + FP32 * size.tokens * mlp.experts,
         output=copies,
-        input=stream,
+        input=size.gathered,
         weights=("router.",),
     )
-    combine = Step(name="experts' outputs", saved=copies, output=stream, input=copies)
+    combine = Step(name="experts' outputs", saved=copies, output=size.gathered, input=copies)
     shared = (
         _feed_forward("shared MLP", "shared.", mlp.shared_width, mlp.gated, model, layout, size, size.tokens)
         if mlp.shared_width
@@ -244,15 +256,14 @@ def _feed_forward(
 ) -> tuple[Step, ...]:
     """Up, activation, down; a gated one keeps both projections, the activated gate and the product."""
     inner = tokens * size.bytes * width // layout.tensor
-    stream = size.part * tokens // size.tokens * size.bytes * model.hidden
-    gathered = tokens * size.bytes * model.hidden
+    times = tokens // size.tokens  # a token goes to several experts
     projections = 2 if gated else 1
     return (
         Step(
             name=f"{name} up",
-            saved=size.kept * tokens // size.tokens * size.bytes * model.hidden,
+            saved=size.inputs(projections) * times,
             output=projections * inner,
-            input=gathered,
+            input=size.gathered * times,
             weights=(f"{prefix}up.", f"{prefix}gate."),
         ),
         *(
@@ -263,5 +274,5 @@ def _feed_forward(
             if gated
             else (Step(name=f"{name} activation", saved=inner, output=inner, input=inner),)
         ),
-        Step(name=f"{name} down", saved=inner, output=stream, input=inner, weights=(f"{prefix}down.",)),
+        Step(name=f"{name} down", saved=inner, output=size.stream * times, input=inner, weights=(f"{prefix}down.",)),
     )

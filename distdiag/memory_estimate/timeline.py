@@ -7,7 +7,7 @@ is autograd's: the gradient of a step's input and weights is made while that of 
 from dataclasses import dataclass, field
 
 from distdiag.memory_estimate import sharding
-from distdiag.memory_estimate.layout import Layout, Schedule, Sharding
+from distdiag.memory_estimate.layout import Layout, Schedule
 from distdiag.memory_estimate.ledger import Item, Ledger, Peak
 from distdiag.memory_estimate.model import Block, Model, Weight
 from distdiag.memory_estimate.pipeline import Stage, border_bytes
@@ -62,7 +62,7 @@ class _Player:
         """Play one backward, and the optimizer's step behind the last."""
         units = self._units()
         tapes = [tape(block, self.model, self.layout, self.training) for block in units.blocks]
-        size = widths(self.training, self.layout)
+        size = widths(self.training, self.layout, self.model.hidden)
         self._hold_states(units, size)
         self.ledger.moment = "end of the forward"
         for each in tapes:
@@ -93,7 +93,6 @@ class _Player:
 
     def _hold_states(self, units: Units, size: Widths) -> None:
         weights = sharding.weights_of(self.stage, self.model)
-        stream = size.part * size.bytes * self.model.hidden
         held = sharding.held(weights, self.layout, self.training)
         self.ledger.moment = "between steps"
         self.ledger.hold(Item.PARAMETERS, held.parameters)
@@ -103,12 +102,21 @@ class _Player:
             self.ledger.hold(Item.GRADIENTS, held.gradients)
         self.ledger.hold(Item.BUCKETS, sharding.bucket_bytes(weights, self.layout, self.training))
         parts = 1 + self.played.others
-        borders = border_bytes(self.stage, self.layout, stream, held=parts, accumulates=self.played.accumulates)
+        borders = border_bytes(self.stage, self.layout, size.stream, held=parts, accumulates=self.played.accumulates)
         self.ledger.hold(Item.BORDERS, borders)
-        if self.training.precision.cast_weights and self.layout.sharding is not Sharding.FSDP:
-            matrices = [weight for weight in weights if weight.matrix]
-            self.ledger.hold(Item.CASTS, sharding.total(matrices, self.layout) * self.training.precision.compute)
+        self.ledger.hold(Item.CASTS, self._casts(units))
         units.begin()
+
+    def _casts(self, units: Units) -> int:
+        """Return autocast's copies of matrices, which live to their backward; recomputed ones only for one block."""
+        if not self.training.precision.cast_weights:
+            return 0
+        blocks = [
+            sharding.total([each for each in block.weights if each.matrix], self.layout) for block in units.blocks
+        ]
+        outside = [weight for weight in sharding.head_weights(self.model) if self.stage.last]
+        inside = max(blocks) if self.training.recompute is Recompute.FULL else sum(blocks) * self.stage.chunks
+        return (sharding.total(outside, self.layout) + inside) * self.training.precision.compute
 
     def _hold_block(self, tape_: Tape, parts: int, *, full: bool) -> None:
         if full:
@@ -122,25 +130,25 @@ class _Player:
         if not self.stage.last or not self.model.vocabulary or not self.training.sequence:
             return
         logits = size.tokens * -(-self.model.vocabulary // self.layout.tensor)
-        stream = size.part * size.bytes * self.model.hidden
-        kept = size.kept * size.bytes * self.model.hidden
-        gathered = size.tokens * size.bytes * self.model.hidden
-        norm = stream + self.model.norm_statistics * FP32 * size.part
+        kept = size.inputs()
+        norm = size.stream + self.model.norm_statistics * FP32 * size.part
         parts = 1 + self.played.others // self.stage.chunks
         self.ledger.hold(Item.ACTIVATIONS, (norm + kept) * parts)
-        units.enter_outside()
+        head = sharding.head_weights(self.model)
+        used = (*head, *(each for each in self.model.final if each not in head))
+        units.enter_outside(used)
         self.ledger.moment = "backward of the loss"
         gradient = self._loss(logits, parts)
         self.ledger.moment = "backward of the head"
-        self.ledger.hold(Item.TEMPORARIES, gathered)
-        units.make_gradients(("head", "embedding"), sharding.head_weights(self.model))
+        self.ledger.hold(Item.TEMPORARIES, size.gathered)
+        units.make_gradients(("head", "embedding"), head)
         self.ledger.free(Item.LOGIT_GRADIENTS, gradient)
         self.ledger.free(Item.ACTIVATIONS, kept)
-        self.ledger.hold(Item.TEMPORARIES, stream)
+        self.ledger.hold(Item.TEMPORARIES, size.stream)
         units.make_gradients(("norm.",), self.model.final)
-        self.ledger.free(Item.TEMPORARIES, gathered)
+        self.ledger.free(Item.TEMPORARIES, size.gathered)
         self.ledger.free(Item.ACTIVATIONS, norm)
-        units.leave_outside()
+        units.leave_outside(used)
 
     def _loss(self, logits: int, parts: int) -> int:
         """Play the loss and return the bytes of the logits' gradient, which lives until the head's backward.
@@ -196,11 +204,12 @@ class _Player:
         if not self.stage.first:
             return
         self.ledger.moment = "backward of the embedding"
-        units.enter_outside()
-        units.make_gradients(("positions",), self.model.embedding)
         tied = self.model.tied and self.stage.last and self.training.sequence > 0
-        units.make_gradients(("embedding",), self.model.embedding, again=tied)
-        units.leave_outside()
+        for weight in self.model.embedding:
+            again = tied and weight in sharding.head_weights(self.model)
+            units.enter_outside((weight,))
+            units.make_gradients(("",), (weight,), again=again)
+            units.leave_outside((weight,), again=again)
 
     def _optimizer(self) -> None:
         self.ledger.moment = "optimizer step"

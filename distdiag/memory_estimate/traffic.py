@@ -45,7 +45,7 @@ def _data(stage: Stage, model: Model, layout: Layout, training: Training) -> int
         reduced = 2 * _ring(elements * precision.gradient, ranks)
         if layout.sharding.stage == 3:
             gathers = 2 if layout.reshard_after_forward else 1
-            reduced = (gathers + 1) * _ring(elements * precision.compute, ranks) * layout.micro_batches
+            reduced = (gathers + 1) * _ring(elements * precision.gathered, ranks) * layout.micro_batches
         across = elements * precision.gradient // (ranks if layout.sharding.stage == 3 else 1)
         sent += reduced + (2 * _ring(across, layout.replicas) if layout.replicas > 1 else 0)
     return sent
@@ -57,7 +57,7 @@ def _forwards(training: Training) -> int:
 
 
 def _stream(model: Model, layout: Layout, training: Training) -> int:
-    size = widths(training, layout)
+    size = widths(training, layout, model.hidden)
     return size.tokens * size.bytes * model.hidden
 
 
@@ -73,7 +73,7 @@ def _context(stage: Stage, layout: Layout, training: Training) -> int:
     """Keys and values go around the ring in the forward, they and their gradients in the backward."""
     if layout.context == 1:
         return 0
-    size = widths(training, layout)
+    size = widths(training, layout, 0)
     pairs = sum(2 * size.tokens * size.bytes * block.attention.kv_width for block in stage.blocks if block.attention)
     return pairs // layout.tensor * (layout.context - 1) * (_forwards(training) + 2) * layout.micro_batches
 

@@ -65,6 +65,11 @@ class Precision:
     """Autocast: a copy of each matrix in the format of the computation, from its forward to its backward."""
     why: str = ""
 
+    @property
+    def gathered(self) -> int:
+        """Return the bytes of a parameter where it is gathered, and of its gradient there."""
+        return self.parameter if self.cast_weights else self.compute
+
 
 PRECISIONS: Mapping[str, Precision] = {
     each.name: each

@@ -14,9 +14,6 @@ from distdiag.memory_estimate.ledger import Item, Ledger
 from distdiag.memory_estimate.model import UNKNOWN, Block, Weight
 from distdiag.memory_estimate.training import Training
 
-ROOT = -1
-"""Number of the unit that holds what stands in no block."""
-
 
 @dataclass(slots=True, kw_only=True)
 class Units:
@@ -53,44 +50,45 @@ class Units:
         if not self.sharded:
             return
         if not self.layout.reshard_after_forward:
-            for number in range(len(self.blocks)):
-                self._gather(number)
+            for block in self.blocks:
+                self.ledger.hold(Item.GATHERED, self._computing(block.weights))
         if self._fsdp:
-            self._gather(ROOT)
+            self.ledger.hold(Item.GATHERED, self._computing(self.outside))
 
     def enter(self, number: int) -> None:
         """Copy a unit out of its all-gather's buffer, and begin to gather the one before it."""
         if not self.sharded or not self.layout.reshard_after_forward:
             return
         if self.ledger.now.get(Item.PREFETCHED, 0) == 0:
-            self.ledger.hold(Item.PREFETCHED, self._padded(number))
-        self._gather(number)
+            self.ledger.hold(Item.PREFETCHED, self._padded(self.blocks[number].weights))
+        self.ledger.hold(Item.GATHERED, self._computing(self.blocks[number].weights))
         self.ledger.clear(Item.PREFETCHED)
         if number > 0:
-            self.ledger.hold(Item.PREFETCHED, self._padded(number - 1))
+            self.ledger.hold(Item.PREFETCHED, self._padded(self.blocks[number - 1].weights))
 
     def leave(self, number: int) -> None:
         """Let a unit go and reduce its gradients."""
         if self.sharded:
-            self._ungather(number)
-            self._reduce(number)
+            weights = self.blocks[number].weights
+            self.ledger.free(Item.GATHERED, self._computing(weights))
+            self._reduce(weights)
 
-    def enter_outside(self) -> None:
-        """Gather what stands in no block, where it is not kept."""
+    def enter_outside(self, weights: tuple[Weight, ...]) -> None:
+        """Gather what stands in no block where it is used, unless it is kept."""
         if self.sharded and not self._fsdp:
-            self._gather(ROOT)
+            self.ledger.hold(Item.GATHERED, self._computing(weights))
 
-    def leave_outside(self) -> None:
-        """Let it go again."""
+    def leave_outside(self, weights: tuple[Weight, ...], *, again: bool = False) -> None:
+        """Let it go again and reduce its gradients; ``again``: they are added to what has been reduced."""
         if self.sharded and not self._fsdp:
-            self._ungather(ROOT)
-            self._reduce(ROOT)
+            self.ledger.free(Item.GATHERED, self._computing(weights))
+            self._reduce(weights, again=again)
 
     def end(self) -> None:
         """Reduce what has been kept to the end of the backward."""
         if self._fsdp:
-            self._ungather(ROOT)
-            self._reduce(ROOT)
+            self.ledger.free(Item.GATHERED, self._computing(self.outside))
+            self._reduce(self.outside)
             self._drop_scattered()
 
     def make_gradients(self, prefixes: tuple[str, ...], weights: tuple[Weight, ...], *, again: bool = False) -> None:
@@ -99,7 +97,7 @@ class Units:
         ``again``: this backward has made them before, as that of a tied matrix.
         """
         chosen = [weight for weight in weights if weight.name.startswith(prefixes)] if prefixes else []
-        of_one = self.training.precision.compute if self.sharded else self.training.precision.parameter
+        of_one = self.training.precision.gathered if self.sharded else self.training.precision.parameter
         made = sharding.total(chosen, self.layout) * of_one
         unknown = all(each.name == UNKNOWN for each in chosen)  # one number for tensors that are made one by one
         kept = Item.UNIT_GRADIENTS if self.sharded else Item.GRADIENTS
@@ -119,40 +117,30 @@ class Units:
         self.ledger.hold(Item.TEMPORARIES, size)
         self.ledger.free(Item.TEMPORARIES, size)
 
-    def _unit(self, number: int) -> tuple[Weight, ...]:
-        return self.outside if number == ROOT else self.blocks[number].weights
-
     def _shard(self, weights: tuple[Weight, ...]) -> int:
         return sum(sharding.shard(each, self.layout) for each in weights)
 
-    def _padded(self, number: int) -> int:
+    def _padded(self, weights: tuple[Weight, ...]) -> int:
         """Return the bytes of a unit as one buffer of equal shards."""
-        elements = sum(sharding.gathered(each, self.layout) for each in self._unit(number))
-        return elements * self.training.precision.compute
+        return sum(sharding.gathered(each, self.layout) for each in weights) * self.training.precision.gathered
 
-    def _computing(self, number: int) -> int:
-        """Return the bytes of a unit in the format of the computation, as parameters or as their gradients."""
-        return sharding.total(self._unit(number), self.layout) * self.training.precision.compute
+    def _computing(self, weights: tuple[Weight, ...]) -> int:
+        """Return the bytes of a unit where it computes, as parameters or as their gradients."""
+        return sharding.total(weights, self.layout) * self.training.precision.gathered
 
-    def _gather(self, number: int) -> None:
-        self.ledger.hold(Item.GATHERED, self._computing(number))
-
-    def _ungather(self, number: int) -> None:
-        self.ledger.free(Item.GATHERED, self._computing(number))
-
-    def _reduce(self, number: int) -> None:
+    def _reduce(self, weights: tuple[Weight, ...], *, again: bool = False) -> None:
         """Scatter the gradients of a unit."""
         precision = self.training.precision
         if self._fsdp:
             self._drop_scattered()
-            self._scattered = self._padded(number)
+            self._scattered = self._padded(weights) // precision.gathered * precision.gradient
             self.ledger.hold(Item.BUCKETS, self._scattered)
-        made = min(self._computing(number), self.ledger.now.get(Item.UNIT_GRADIENTS, 0))
+        made = min(self._computing(weights), self.ledger.now.get(Item.UNIT_GRADIENTS, 0))
         self.ledger.free(Item.UNIT_GRADIENTS, made)
         of_one = (self._fsdp and precision.master) or precision.gradient
-        part = self._shard(self._unit(number)) * of_one
+        part = self._shard(weights) * of_one
         self.ledger.hold(Item.GRADIENTS, part)
-        if self.accumulates:
+        if self.gradients_are_there or again:
             self.ledger.free(Item.GRADIENTS, part)
 
     def _drop_scattered(self) -> None:

@@ -34,7 +34,7 @@ SHARED_CATEGORIES: Mapping[str, tuple[Item, ...]] = {
     "Parameter": (Item.PARAMETERS,),
     "Gradient": (Item.GRADIENTS,),
     "Optstate": (Item.MOMENTS,),
-    "Activation": (Item.ACTIVATIONS, Item.SCORES, Item.LOGITS, Item.BUCKETS, Item.BORDERS),
+    "Activation": (Item.ACTIVATIONS, Item.SCORES, Item.LOGITS, Item.BUCKETS, Item.BORDERS, Item.CASTS),
     "Temp": (Item.TEMPORARIES, Item.ATTENTION_TEMPORARIES, Item.LOGIT_GRADIENTS),
 }
 """What torch's MemTracker calls the items of an estimate."""
@@ -71,9 +71,16 @@ PLAIN: dict[str, Any] = {"kv_heads": program.HEADS, "gated": False, "dropout": T
 WAYS: Mapping[str, Way] = {
     "one": Way(),
     "scores": Way(model=PLAIN, training={"attention": AttentionKind.EAGER}),
+    "bf16": Way(training={"precision": PRECISIONS["bf16"]}),
+    "autocast": Way(training={"precision": PRECISIONS["autocast"]}),
     "ddp": Way(layout={"data": RANKS}),
     "zero1": Way(layout={"data": RANKS, "sharding": Sharding.ZERO_1_TENSORS}),
     "fsdp": Way(layout={"data": RANKS, "sharding": Sharding.FSDP}, categories=FSDP_CATEGORIES),
+    "fsdp-mixed": Way(
+        layout={"data": RANKS, "sharding": Sharding.FSDP},
+        training={"precision": PRECISIONS["mixed-fp32-gradients"]},
+        categories=FSDP_CATEGORIES,
+    ),
     "tensor": Way(layout={"tensor": RANKS}),
     "sequence": Way(layout={"tensor": RANKS, "sequence_parallel": True}, training={"keeps_gathered_sequence": True}),
     "gpipe": Way(layout={**PIPELINE, "schedule": Schedule.GPIPE}, categories=PIPELINE_CATEGORIES),
@@ -82,7 +89,7 @@ WAYS: Mapping[str, Way] = {
         layout={**PIPELINE, "schedule": Schedule.INTERLEAVED, "chunks": 2}, categories=PIPELINE_CATEGORIES
     ),
 }
-WITH_RECOMPUTATION = ("one", "scores", "ddp", "fsdp", "tensor", "1f1b")
+WITH_RECOMPUTATION = ("one", "scores", "autocast", "ddp", "fsdp", "fsdp-mixed", "tensor", "1f1b")
 TRAINED = [*WAYS, *(f"{way}/full" for way in WITH_RECOMPUTATION)]
 
 
@@ -114,10 +121,9 @@ def estimated(name: str, rank: int) -> tuple[StageEstimate, Way]:
     training = Training(
         sequence=program.SEQUENCE,
         micro_batch=program.SAMPLES,
-        precision=PRECISIONS["fp32"],
         optimizer=OPTIMIZERS["adam-loop"],
         recompute=Recompute.FULL if recompute else Recompute.NONE,
-        **way.training,
+        **{"precision": PRECISIONS["fp32"], **way.training},
     )
     stages = estimate(model, Layout(**way.layout), training).stages
     return stages[rank if len(stages) > 1 else 0], way

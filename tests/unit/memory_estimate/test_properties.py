@@ -81,6 +81,10 @@ def layouts(draw: Callable[[st.SearchStrategy[Any]], Any]) -> Layout:
     )
 
 
+def most_states(model: Model, layout: Layout, training: Training) -> int:
+    return max(stage.states_bytes for stage in estimate(model, layout, training).stages)
+
+
 @settings(max_examples=60, deadline=None)
 @given(models(), layouts(), trainings)
 def test_every_stage_adds_up_and_holds_its_parameters(model: Model, layout: Layout, training: Training) -> None:
@@ -97,9 +101,7 @@ def test_every_stage_adds_up_and_holds_its_parameters(model: Model, layout: Layo
 @settings(max_examples=60, deadline=None)
 @given(models(), layouts(), trainings)
 def test_a_higher_stage_of_zero_never_holds_more_states(model: Model, layout: Layout, training: Training) -> None:
-    sizes = [
-        estimate(model, dataclasses.replace(layout, sharding=stage), training).worst.states_bytes for stage in STAGES
-    ]
+    sizes = [most_states(model, dataclasses.replace(layout, sharding=stage), training) for stage in STAGES]
 
     assert sizes == sorted(sizes, reverse=True)
 
@@ -107,11 +109,11 @@ def test_a_higher_stage_of_zero_never_holds_more_states(model: Model, layout: La
 @settings(max_examples=60, deadline=None)
 @given(models(), layouts(), trainings)
 def test_more_ranks_never_hold_more_states_each(model: Model, layout: Layout, training: Training) -> None:
-    base = estimate(model, layout, training).worst.states_bytes
+    base = most_states(model, layout, training)
 
     for field in ("data", "tensor", "context"):
         more = dataclasses.replace(layout, **{field: 2 * getattr(layout, field)})
-        assert estimate(model, more, training).worst.states_bytes <= base, field
+        assert most_states(model, more, training) <= base, field
 
 
 @settings(max_examples=40, deadline=None)
@@ -136,7 +138,9 @@ def test_one_rank_alone_holds_the_same_however_it_is_sharded(
     plain = estimate(model, Layout(), training)
     alone = estimate(model, Layout(sharding=sharding), training)
 
-    assert alone.worst.states_bytes == plain.worst.states_bytes
+    # FSDP2's shards are the master, so that nothing is kept twice where gradients are summed in FP32.
+    kept_once = sharding is Sharding.FSDP and training.precision.name == "mixed-fp32-gradients"
+    assert plain.worst.states_bytes - alone.worst.states_bytes == (2 * model.elements if kept_once else 0)
     if sharding.stage < 2:
         assert alone.worst.lines == plain.worst.lines
 
@@ -182,6 +186,7 @@ def test_peak_of_a_ledger_is_the_largest_sum_it_ever_held(moves: list[tuple[Item
         if size >= 0:
             ledger.hold(item, size)
         else:
+            size = -min(-size, ledger.now.get(item, 0))
             ledger.free(item, -size)
         total += size
         most = max(most, total)

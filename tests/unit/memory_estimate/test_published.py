@@ -278,4 +278,4 @@ def test_muon_keeps_one_moment_for_matrices_of_blocks_and_two_elsewhere() -> Non
 
 
 def test_context_parallelism_cuts_the_tokens_of_a_rank() -> None:
-    assert widths(Training(sequence=4096, micro_batch=2), Layout(context=4)).tokens == 2048
+    assert widths(Training(sequence=4096, micro_batch=2), Layout(context=4), 64).tokens == 2048
