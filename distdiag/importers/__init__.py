@@ -34,13 +34,13 @@ def load(path: Path) -> Run:
     Raises ``DistdiagError`` when there is nothing that could be analysed.
     """
     files = sorted_files(path, IMPORTERS, TABLES)
-    tables, notes = _measured(files.tables)
+    tables, notes = _measured(files)
     imported, unread = _read(files.foreign)
     notes = (*notes, *unread)
     if tables.rows and not files.own and not imported:
         return run.measured(tables, _told(Quality(files=0, bytes=0), files, tables, notes))
     loaded = _records(path, files, imported, notes)
-    if not tables.rows:
+    if not files.tables:
         return loaded
     return dataclasses.replace(
         loaded,
@@ -91,9 +91,17 @@ def _told(quality: Quality, files: Sorted, tables: Measurements, notes: tuple[st
     )
 
 
-def _measured(found: Mapping[TableImporter, Sequence[Path]]) -> tuple[Measurements, tuple[str, ...]]:
-    """Return the tables of all importers as one, and what they could not read."""
-    measured = [importer.read(files) for importer, files in found.items()]
+def _measured(files: Sorted) -> tuple[Measurements, tuple[str, ...]]:
+    """Return the tables of all importers as one, and what they could not read: beside own logs that is no error."""
+    measured: list[Measured] = []
+    notes: list[str] = []
+    for importer, found in files.tables.items():
+        try:
+            measured.append(importer.read(found))
+        except DistdiagError as error:
+            if not files.own:
+                raise
+            notes.append(error.message)
     tables = Measurements()
     for each in measured:
         tables = dataclasses.replace(
@@ -103,7 +111,7 @@ def _measured(found: Mapping[TableImporter, Sequence[Path]]) -> tuple[Measuremen
             collectives=each.tables.collectives if len(each.tables.collectives) else tables.collectives,
             world_size=each.tables.world_size or tables.world_size,
         )
-    return tables, tuple(note for each in measured for note in each.notes)
+    return tables, (*notes, *(note for each in measured for note in each.notes))
 
 
 def _read(foreign: Mapping[Importer, Sequence[Path]]) -> tuple[tuple[Imported, ...], tuple[str, ...]]:

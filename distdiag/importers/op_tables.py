@@ -25,6 +25,8 @@ SECOND_NS = 1e9
 LIKE_OURS = 4
 """A table with as many of the required columns is meant to be one of operations."""
 NO_MEANING = -1
+LONGEST_SECONDS = 31 * 24 * 3600.0
+"""What is longer was not counted in seconds."""
 
 NAMES: Mapping[str, tuple[str, ...]] = {
     "rank": ("rank",),
@@ -121,6 +123,8 @@ def _operations(table: Path) -> pd.DataFrame:
     begun = np.full(step.max(initial=-1) + 1, np.inf)
     np.minimum.at(begun, step, start)
     start -= begun[step]
+    if max(start.max(initial=0), np.max(duration, initial=0)) > LONGEST_SECONDS:
+        raise DistdiagError(f"steps in {table} take longer than a month", "times are seconds")
     frame = pd.DataFrame(
         {name: values[name].astype(np.int64) for name in _WHOLE if name in values}
         | {
@@ -162,7 +166,7 @@ def _values(table: Path, names: Mapping[str, str]) -> dict[str, Any]:
         f"CAST({_quoted(name)} AS {kinds[ours]}) AS {ours}" if ours in kinds else f"{_quoted(name)} AS {ours}"
         for ours, name in names.items()
     )
-    arrays = _query(table, f"SELECT {selected} FROM {_source(table)}").fetchnumpy()
+    arrays = _fetched(table, f"SELECT {selected} FROM {_source(table)}")
     for ours, array in arrays.items():
         measure = ours not in (*_WHOLE, "op")
         if measure and array.dtype.kind not in "fiu":
@@ -191,12 +195,13 @@ def _is_meant(columns: Collection[str]) -> bool:
 
 
 def _columns(table: Path) -> list[str]:
-    return list(_query(table, f"SELECT * FROM {_source(table)} LIMIT 0").columns)
+    return list(_fetched(table, f"SELECT * FROM {_source(table)} LIMIT 0"))
 
 
-def _query(table: Path, query: str) -> duckdb.DuckDBPyRelation:
+def _fetched(table: Path, query: str) -> dict[str, Any]:
+    """Return the columns of a query as arrays."""
     try:
-        return _database().sql(query)
+        return dict(_database().sql(query).fetchnumpy())
     except duckdb.Error as error:
         raise DistdiagError(
             f"{table} cannot be read: {str(error).splitlines()[0]}", "was it copied whole? copy it again"

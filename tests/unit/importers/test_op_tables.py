@@ -1,5 +1,6 @@
 """Tables of measured operations: what is recognised, what is refused with a reason, what is left out with a note."""
 
+import random
 from pathlib import Path
 
 import duckdb
@@ -106,6 +107,15 @@ def test_operations_that_end_before_they_start_are_refused(table: pd.DataFrame, 
     assert "end before they start" in error.message
 
 
+def test_nanoseconds_are_not_taken_for_seconds(table: pd.DataFrame, tmp_path: Path) -> None:
+    nanoseconds = table.assign(start_ts=table["start_ts"] * 1e9, duration=table["duration"] * 1e9)
+
+    error = refused(write(nanoseconds, tmp_path / "trace.parquet"))
+
+    assert "take longer than a month" in error.message
+    assert error.hint == "times are seconds"
+
+
 def test_steps_with_gaps_are_left_out_and_a_note_says_what_is_missing(table: pd.DataFrame, tmp_path: Path) -> None:
     gap = (table["step"] == 1) & (table["optype"] == "forward-compute") & (table["seq_id"] == 2) & (table["stage"] == 1)
     run = load(write(table[~gap | (table["dp_rank"] == 0)], tmp_path / "trace.parquet"))
@@ -165,6 +175,38 @@ def test_a_table_beside_own_logs_stands_beside_their_records(table: pd.DataFrame
     assert len(run.operations) == len(table)
     assert not run.only_measured
     assert diagnose(run).performance["what_if"]["slowdown"] == pytest.approx(1.0)
+
+
+def test_a_table_that_cannot_be_read_beside_own_logs_is_a_note(table: pd.DataFrame, tmp_path: Path) -> None:
+    logs = Logs(world_size=2)
+    for rank in logs:
+        rank.all_reduce("/job/train.py:88 step")
+    logs.write(tmp_path)
+    write(table.drop(columns="rank"), tmp_path / "trace.parquet")
+
+    run = load(tmp_path)
+
+    assert len(run.calls) == 2
+    assert run.operations.empty
+    assert run.quality.notes == (f"{tmp_path / 'trace.parquet'} lacks the column rank",)
+
+
+@pytest.mark.parametrize("damaged", range(24))
+def test_damage_anywhere_in_a_file_is_one_line_or_a_report(damaged: int, table: pd.DataFrame, tmp_path: Path) -> None:
+    path = write(table, tmp_path / "trace.parquet")
+    content = bytearray(path.read_bytes())
+    noise = random.Random(damaged)
+    for _ in range(8):
+        content[noise.randrange(len(content))] = noise.randrange(256)
+    path.write_bytes(content)
+
+    try:
+        verdict = diagnose(load(path)).verdict.name
+    except DistdiagError as error:
+        verdict = error.message
+
+    assert verdict
+    assert "\n" not in verdict
 
 
 def test_names_with_marks_of_patterns_are_names(table: pd.DataFrame, tmp_path: Path) -> None:
