@@ -26,18 +26,24 @@ NAME = "profiler"
 NO_DEVICE_ACTIVITY = "no device activity"
 NOTHING_BEFORE_LAST_STEP = "no device activity was launched before the last step, which may be cut"
 
-_ARRAY = re.compile(rb"\[\s*\{")
-_EVENT = (b'"ph"', b'"ts"')
+_KINETO = (b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"')
+"""What Kineto writes before the events."""
+_CATEGORY = re.compile(
+    rb'"cat"\s*:\s*"(?:[Kk]ernel|gpu_mem\w+|Mem(?:cpy|set)|cuda_sync|\w+_(?:runtime|driver)|Runtime|cpu_op|Operator|'
+    rb'python_function|(?:gpu_)?user_annotation|Trace|ac2g|fwdbwd)"'
+)
+"""What is in the events, where another tool wrote them again; other tools' traces have other categories."""
 
 
 def recognises(path: Path, head: bytes) -> bool:
-    """Return whether a file is a trace, by its first events or by what Kineto writes before them."""
+    """Return whether a file is a trace of the profiler, and not of any tool that writes this format."""
     text = unpacked_head(head).removeprefix(b"\xef\xbb\xbf").lstrip()
-    if _ARRAY.match(text):
-        return all(word in text for word in _EVENT)
-    if not text.startswith(b"{"):
+    if not text.startswith((b"{", b"[")):
         return False
-    return b'"traceEvents"' in text or (b'"schemaVersion"' in text and b'"deviceProperties"' in text)
+    if all(word in text for word in _KINETO[:2]):
+        return True
+    events = text.startswith(b"[") or b'"traceEvents"' in text
+    return events and (any(word in text for word in _KINETO) or _CATEGORY.search(text) is not None)
 
 
 def read(files: Sequence[Path]) -> Measured:

@@ -437,6 +437,22 @@ def test_logs_and_traces_in_one_directory_both_count(tmp_path: Path) -> None:
     assert [row["rank"] for row in report.performance["profiler"]] == [0, 1]
 
 
+def test_traces_of_other_tools_are_no_profiler_traces(tmp_path: Path) -> None:
+    logs = Logs(1)
+    logs[0].all_reduce("train.py:10 step")
+    logs[0].exit()
+    directory = logs.write(tmp_path / "logs")
+    exported = tmp_path / "logs" / "export.json"
+
+    subprocess.run(
+        [sys.executable, "-m", "distdiag", "trace", str(directory), "-o", str(exported)], check=True, timeout=60
+    )
+
+    assert b'"traceEvents"' in exported.read_bytes()
+    assert not profiler.recognises(exported, exported.read_bytes()[: 64 << 10])
+    assert diagnose(load(directory)).performance["profiler"] == []
+
+
 def test_a_dump_of_the_flight_recorder_is_no_trace() -> None:
     assert not profiler.recognises(Path("dump.json"), b'{"version": "2.9", "pg_config": {}, "entries": []}')
     assert not profiler.recognises(Path("x.json.gz"), packed_text(b'{"loss": 1}'))
