@@ -152,7 +152,7 @@ def summary_of(job: Job, alarms: Collection[Alarm], host: str, wall_ns: int) -> 
 def _waiting(job: Job) -> dict[int, tuple[str, str, int]]:
     waiting = {}
     for state in job.living:
-        call = state.current_call() if not job.silence(state) else None
+        call = state.current_call()
         group = state.group_of(call) if call is not None else None
         if call is not None and group is not None and state.sequences.get(group.name, -1) >= call.seq:
             waiting[state.rank] = group.name, events.folded(group.members), call.seq

@@ -87,7 +87,8 @@ def test_stall_of_a_real_job_ends_the_watch_with_the_verdict(tmp_path: Path) -> 
     assert (last["event"], last["alarm"]["kind"]) == ("exit", "stall")
     assert last["alarm"]["verdict"]["name"] == "rank-missing"
     assert last["alarm"]["verdict"]["culprits"] == [1]
-    assert json.loads(told.read_text())["alarm"]["verdict"]["culprits"] == [1]
+    notice = json.loads(told.read_text())
+    assert (notice["event"], notice["alarm"]["kind"], notice["alarm"]["ranks"]) == ("raised", "stall", [1])
 
 
 def test_every_rank_of_a_real_job_writes_its_stacks_when_asked(tmp_path: Path) -> None:
@@ -164,6 +165,33 @@ def test_once_as_json_is_one_line(tmp_path: Path) -> None:
     state: dict[str, Any] = json.loads(line)
     assert (state["schema"], state["event"], len(state["ranks"])) == ("distdiag.watch/1", "state", 4)
     assert state["alarms"][0]["ranks"] == [2]
+
+
+def test_agent_sums_up_its_host_for_a_watch_of_many(tmp_path: Path) -> None:
+    stuck_logs(tmp_path)
+    summary = tmp_path / ".distdiag" / "nodes" / "node0.json"
+    agent = [sys.executable, "-m", "distdiag", "agent", tmp_path, "--host", "node0", "--interval", "0.2"]
+
+    running_agent = subprocess.Popen(agent)
+    try:
+        deadline = time.monotonic() + CAP_SECONDS
+        while not summary.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        done = subprocess.run(
+            command(tmp_path, "--agents", "--once", "--no-verdict", "--format", "json"),
+            stdout=subprocess.PIPE,
+            timeout=CAP_SECONDS,
+            check=False,
+        )
+    finally:
+        running_agent.send_signal(signal.SIGINT)
+        code = running_agent.wait(CAP_SECONDS)
+
+    state: dict[str, Any] = json.loads(done.stdout)
+    assert (code, done.returncode) == (0, 1)
+    assert state["hosts"] == {"node0": 4}
+    assert (state["alarms"][0]["kind"], state["alarms"][0]["ranks"]) == ("stall", [2])
 
 
 def test_logs_that_are_not_there_are_an_error_once(tmp_path: Path) -> None:
