@@ -52,8 +52,12 @@ def slow_devices(run: Run, code: str, name: str) -> Iterator[Finding]:
         f"step, theirs take {seconds(others / steps)}; {named(victims)} wait {seconds(caused / steps)} a step for it",
         culprits=(worst,),
         victims=victims,
-        confidence=Confidence.HIGH if steps >= MANY_STEPS else Confidence.MEDIUM,
-        evidence=(_came_last(worst, waits[worst]), _traced(rows)),
+        confidence=Confidence.MEDIUM,
+        evidence=(
+            _came_last(worst, waits[worst]),
+            "a trace does not tell a slower device from more work for it",
+            _traced(rows),
+        ),
         action=(
             f"run nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE on the host of rank {worst}",
             f"compare the kernels of rank {worst} with another's: --format json has the longest of each; more calls of "
