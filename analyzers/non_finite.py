@@ -24,6 +24,7 @@ from distdiag.analyzers._wording import named
 from distdiag.analyzers.investigation.trust import data_in_words
 from distdiag.analyzers.training.batches import batches_in_words
 from distdiag.analyzers.training.nonfinite import LOCAL, nonfinite_rows
+from distdiag.analyzers.training.records import numerics_of
 from distdiag.findings import Finding, Severity
 from distdiag.run import Run
 
@@ -93,7 +94,8 @@ def _then(step: int, culprits: tuple[int, ...], later: tuple[int, ...], recovere
 
 def _origins(run: Run, step: int, ranks: tuple[int, ...]) -> tuple[str | None, tuple[str, ...]]:
     """Return the cause, and sentences on where the value came from."""
-    rows = run.numerics[run.numerics["rank"].isin(ranks) & (run.numerics["step"] >= step)].sort_values("step")
+    numerics = numerics_of(run)
+    rows = numerics[numerics["rank"].isin(ranks) & (numerics["step"] >= step)].sort_values("step")
     origins = rows[(rows["step"] == step) & rows["module"].isna() & rows["origin"].isin(list(ORIGINS))]
     told = [
         f"rank {rank}: {ORIGINS[origin]}"

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from distdiag.analyzers.training.nonfinite import first_nonfinite
 from distdiag.analyzers.training.peers import DataParallel, data_parallel, minority, of_wrapper
+from distdiag.analyzers.training.records import numerics_of
 from distdiag.run import Run
 
 DIGEST_BYTES = 4
@@ -34,7 +35,7 @@ def desyncs(run: Run) -> list[Desync]:
 
 def equal_after(run: Run, group: DataParallel, step: int) -> bool:
     """Return whether all members were checked in some later step, and equal in the first such."""
-    rows = of_wrapper(run.numerics, group)
+    rows = of_wrapper(numerics_of(run), group)
     rows = rows[rows["checksum"].notna() & (rows["step"] > step)]
     counts = rows.groupby("step")["rank"].nunique()
     whole = counts[counts == len(group.members)].index
@@ -42,7 +43,7 @@ def equal_after(run: Run, group: DataParallel, step: int) -> bool:
 
 
 def _of_group(run: Run, group: DataParallel) -> list[Desync]:
-    rows = of_wrapper(run.numerics, group)
+    rows = of_wrapper(numerics_of(run), group)
     rows = rows[rows["checksum"].notna()].drop_duplicates(["rank", "step"])
     spoiled = first_nonfinite(run, group.members)
     if spoiled is not None:

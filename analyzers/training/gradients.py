@@ -6,6 +6,7 @@ import pandas as pd
 
 from distdiag.analyzers.training.checksums import equal_after
 from distdiag.analyzers.training.peers import DataParallel, data_parallel, of_wrapper
+from distdiag.analyzers.training.records import numerics_of
 from distdiag.run import Run
 
 REDUCING = ("all_reduce", "all_reduce_coalesced", "reduce_scatter", "reduce_scatter_tensor", "all_gather_into_tensor")
@@ -35,7 +36,7 @@ def unsynchronised(run: Run) -> list[Unsynchronised]:
     """
     found = []
     for group in data_parallel(run):
-        rows = of_wrapper(run.numerics, group)
+        rows = of_wrapper(numerics_of(run), group)
         rows = rows[rows["unsynchronised"].notna()][["rank", "step", "unsynchronised"]]
         if rows.empty:
             continue

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from distdiag.analyzers.training.records import numerics_of
 from distdiag.run import Run
 
 WORDS = ("nan", "inf", "infinity")
@@ -25,7 +26,7 @@ def nonfinite_rows(run: Run) -> pd.DataFrame:
 
     Gradients that overflow under a loss scaler are how it finds its scale: they are no rows.
     """
-    numerics = run.numerics
+    numerics = numerics_of(run)
     told = numerics[numerics["nonfinite"].map(len) > 0][["rank", "step", "nonfinite"]].explode("nonfinite")
     told = told.rename(columns={"nonfinite": "name"})
     scaled = set(numerics[numerics["loss_scale"].notna()]["rank"])

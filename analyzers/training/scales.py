@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from distdiag.analyzers.training.peers import DataParallel, data_parallel
+from distdiag.analyzers.training.records import numerics_of
 from distdiag.run import Run
 
 
@@ -22,7 +23,8 @@ class ScaleSplit:
 
 def scale_splits(run: Run) -> list[ScaleSplit]:
     """Return the first split of each data-parallel group, the earliest first; each set of members once."""
-    rows = run.numerics[run.numerics["loss_scale"].notna()].drop_duplicates(["rank", "step"])
+    numerics = numerics_of(run)
+    rows = numerics[numerics["loss_scale"].notna()].drop_duplicates(["rank", "step"])
     found: dict[tuple[int, ...], ScaleSplit] = {}
     for group in data_parallel(run):
         mine = rows[rows["rank"].isin(group.members)]
