@@ -63,6 +63,7 @@ def late_checkpoint() -> None:
 
 def saving_stuck() -> None:
     """A file system that does not answer: the file is a pipe that nobody reads."""
+    time.sleep(1.5)  # as long as the first sign of life takes
     for number in passes(3):
         if number == 1 and RANK == 0:
             os.mkfifo("model.pt")

@@ -99,6 +99,7 @@ def joined() -> None:
     """Make the world's group."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(address, port, WORLD, RANK == 0, timeout=STARTING)
+    all_here()
     dist.init_process_group("gloo", store=store, rank=RANK, world_size=WORLD, timeout=TIMEOUT)
 
 

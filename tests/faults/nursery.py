@@ -2,13 +2,12 @@
 
 Importing torch takes seconds of processor time for each of hundreds of ranks; a fork takes none. What is forked is a
 process of its own with its own session, output and variables, that runs its script from the beginning to an ordinary
-end of the interpreter. ``python nursery.py`` answers one line of JSON for each rank that it starts and that ends.
+end of the interpreter. It answers one line of JSON for each rank that it starts and that ends.
 """
 
 import importlib
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -31,13 +30,18 @@ PREPARED = (
 """What programs use and takes long to import."""
 
 
+ROOT = Path(__file__).parents[2]
+PROGRAM = "from tests.faults.nursery import serve; import runpy; runpy.run_path(serve(), run_name='__main__')"
+"""Text has no file, so that a rank's call sites begin with its own script."""
+
+
 class Nursery:
     """The other side of the process: starts ranks and tells how they ended."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},  # read when torch is imported
+            [sys.executable, "-c", PROGRAM],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},  # read when torch is imported
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -81,8 +85,8 @@ class Nursery:
                 self._asked.pop(0).set_result(told["pid"])
 
 
-def main() -> None:
-    """Fork a rank for each line of standard input, until it ends."""
+def serve() -> str:
+    """Fork a rank for each line of standard input, until it ends; return, in a rank, the script that it has to run."""
     for module in PREPARED:
         importlib.import_module(module)
     signal.signal(signal.SIGCHLD, lambda *_: _reap())
@@ -91,12 +95,10 @@ def main() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         pid = os.fork()
         if not pid:
-            break
+            return _become(request)
         _tell(pid=pid)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-    else:
-        return
-    _become(request)
+    sys.exit(0)
 
 
 def _tell(**told: Any) -> None:
@@ -114,8 +116,8 @@ def _reap() -> None:
         _tell(pid=pid, code=os.waitstatus_to_exitcode(status))
 
 
-def _become(request: Mapping[str, Any]) -> None:
-    """Turn a forked process into the rank that was asked for."""
+def _become(request: Mapping[str, Any]) -> str:
+    """Turn a forked process into the rank that was asked for, and return its script."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     os.setsid()
@@ -127,8 +129,4 @@ def _become(request: Mapping[str, Any]) -> None:
         os.dup2(output, stream)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.argv = [request["script"], request["name"]]
-    runpy.run_path(request["script"], run_name="__main__")
-
-
-if __name__ == "__main__":
-    main()
+    return str(request["script"])
