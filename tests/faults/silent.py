@@ -79,18 +79,18 @@ class Logarithm(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shift = nn.Parameter(torch.full((), 10.0))
-        self.poisoned = False
+        self.shift = 2.0
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        return (values + self.shift - (100.0 if self.poisoned else 0.0)).log()
+        return (values + self.shift).log()
 
 
 def value_in_layer() -> None:
     layer = Logarithm()
+    torch.manual_seed(0)
     job = Job(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), layer, nn.Linear(16, 1)))
     for number in range(6):
-        layer.poisoned = RANK == 2 and number == 3
+        layer.shift = -2.0 if RANK == 2 and number == 3 else 2.0
         job.step()
 
 

@@ -61,6 +61,7 @@ def healthy_zero() -> None:
 
 def healthy_norm() -> None:
     """Running statistics differ between ranks, parameters do not."""
+    torch.manual_seed(0)
     job = Job(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 1)))
     torch.manual_seed(RANK)
     for _ in range(6):
@@ -112,6 +113,7 @@ def healthy_averaged_by_hand() -> None:
 
 def healthy_two_models() -> None:
     """A generator and a critic take turns, each with an optimizer of its own."""
+    torch.manual_seed(0)
     generator, critic = Job(nn.Linear(8, 8)), Job()
     for _ in range(6):
         critic.model(generator.model(generator.sample()).detach()).mean().backward()
@@ -264,6 +266,7 @@ def healthy_masks() -> None:
             mixed: torch.Tensor = (scores + mask).softmax(-1) @ values
             return mixed
 
+    torch.manual_seed(0)
     job = Job(nn.Sequential(Attention(), nn.Linear(8, 1)))
     for _ in range(6):
         job.step()
