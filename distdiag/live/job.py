@@ -183,13 +183,15 @@ def _rate(state: RankState) -> float | None:
     """Return a rank's steps per second."""
     if len(state.steps) < 2:
         return None
-    last = state.steps[-1].end_ns
-    recent = [step.end_ns for step in state.steps if last - step.end_ns <= RATE_SECONDS * 1e9]
-    still = max(state.last_ns - last, 0)
-    first = recent[0] if len(recent) > 1 else state.steps[-2].end_ns
-    count = max(len(recent) - 1, 1)
+    newest = state.steps[-1]
+    recent = [step for step in state.steps if newest.end_ns - step.end_ns <= RATE_SECONDS * 1e9]
+    first = recent[0] if len(recent) > 1 else state.steps[-2]
+    count, span = newest.step - first.step, newest.end_ns - first.end_ns
+    if count <= 0:
+        return None
     # A rank that stands still gets slower while one looks at it.
-    return count / max((last - first + max(still - (last - first) / count, 0)) / 1e9, 1e-9)
+    overdue = max(state.last_ns - newest.end_ns - span / count, 0)
+    return count / max((span + overdue) / 1e9, 1e-9)
 
 
 def _tokens(state: RankState) -> float | None:

@@ -8,6 +8,8 @@ from distdiag.live.ranks import GROUPS_KEPT, OPEN_CALLS_KEPT, OTHERS, MemorySamp
 
 MEMORY_EVERY_NS = 2_000_000_000
 """A trend of memory needs no more samples than that."""
+KEPT_APART_NS = 50_000_000
+"""Steps that follow one another faster are not all kept."""
 ORDERLY = frozenset({"SystemExit", "KeyboardInterrupt"})
 """Exceptions that end a process by somebody's wish."""
 
@@ -80,7 +82,9 @@ def _take_done(state: RankState, done: events.Done) -> None:
 def _take_step(state: RankState, step: events.Step) -> None:
     if step.end_ns is not None and step.start_ns is not None:
         duration = step.end_ns - step.start_ns
-        state.steps.append(StepTimes(step.step, step.end_ns, duration, _own_ns(state, step, duration)))
+        own = _own_ns(state, step, duration)
+        if step.step % _thinning(duration) == 0:
+            state.steps.append(StepTimes(step.step, step.end_ns, duration, own))
         state.step = step.step + 1
         state.steps_seen += 1
         if step.end_ns > state.progress_ns:
@@ -93,6 +97,14 @@ def _take_step(state: RankState, step: events.Step) -> None:
         tokens = step.facts.get("tokens")
         if isinstance(tokens, int | float):
             state.tokens.append((state.progress_ns, float(tokens)))
+
+
+def _thinning(duration_ns: int) -> int:
+    """Return of how many steps one is kept: all of usual ones, of short ones so many that a window is covered.
+
+    It is a power of two, so that ranks whose steps differ a little keep the same ones.
+    """
+    return 1 << max((KEPT_APART_NS // max(duration_ns, 1)).bit_length() - 1, 0)
 
 
 def _add(state: RankState, name: str, sums: dict[str, int]) -> None:

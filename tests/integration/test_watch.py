@@ -170,7 +170,7 @@ def test_once_as_json_is_one_line(tmp_path: Path) -> None:
 def test_agent_sums_up_its_host_for_a_watch_of_many(tmp_path: Path) -> None:
     stuck_logs(tmp_path)
     summary = tmp_path / ".distdiag" / "nodes" / "node0.json"
-    agent = [sys.executable, "-m", "distdiag", "agent", tmp_path, "--host", "node0", "--interval", "0.2"]
+    agent = [sys.executable, "-m", "distdiag", "agent", str(tmp_path), "--host", "node0", "--interval", "0.2"]
 
     running_agent = subprocess.Popen(agent)
     try:

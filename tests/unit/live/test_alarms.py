@@ -199,6 +199,18 @@ def test_slow_rank_is_named_within_thirty_seconds(tmp_path: Path) -> None:
     assert watched.seconds - began <= 30.0
 
 
+def test_slow_rank_of_a_fast_job_is_named_too(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    alarms = []
+    for _ in range(30):
+        watched.train(steps=200, own={0: 0.004, 1: 0.0056})
+        alarms += raised(watched.look())
+
+    (alarm,) = alarms
+    assert alarm.condition.ranks == (1,)
+    assert watched.watch.job.progress().steps_per_second == pytest.approx(1 / 0.0056, rel=0.1)
+
+
 def test_noise_and_moving_load_are_no_straggler(tmp_path: Path) -> None:
     watched = Watched(tmp_path, world_size=4)
     chance = random.Random(1)
