@@ -17,6 +17,8 @@ from distdiag.checkpoints.metadata import DAMAGES, check_memo
 AT_ONCE_BYTES = 1 << 20
 SMALL_BYTES = 1 << 16
 """A record up to this size is hashed with its archive's frame; a larger one only through its own CRC."""
+MOST_NAMES = 100
+"""Tensors that share one storage, of which so many are named at most."""
 MAX_PICKLE_BYTES = 256 << 20
 LOCAL_HEADER_BYTES = 30
 ZIP_MAGIC = b"PK\x03\x04"
@@ -144,8 +146,8 @@ def payload_start(window: Window, entry: zipfile.ZipInfo) -> int:
     return entry.header_offset + LOCAL_HEADER_BYTES + int(name) + int(extra)
 
 
-def broken_records(window: Window, archive: Archive, packed: zipfile.ZipFile) -> Iterator[tuple[int, int, str]]:
-    """Yield begin, end and what is wrong of each record whose bytes do not fit its checksum."""
+def broken_records(window: Window, archive: Archive, packed: zipfile.ZipFile) -> Iterator[tuple[str, int, int, str]]:
+    """Yield name, begin, end and what is wrong of each record whose bytes do not fit its checksum."""
     for entry in archive.entries:
         start = entry.header_offset
         try:
@@ -160,7 +162,8 @@ def broken_records(window: Window, archive: Archive, packed: zipfile.ZipFile) ->
             elif len(window.at(start, entry.file_size)) < entry.file_size:
                 raise BrokenError("the record is cut off")
         except BROKEN as error:
-            yield start, start + entry.file_size, str(error) or type(error).__name__
+            name = entry.filename.removeprefix(archive.prefix)
+            yield name, start, start + entry.file_size, str(error) or type(error).__name__
 
 
 def frame_digest(window: Window, entries: Sequence[zipfile.ZipInfo] = ()) -> int:
@@ -293,3 +296,18 @@ def _unchecked(packed: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
     with packed.open(entry) as record:
         record._expected_crc = None  # type: ignore[attr-defined]  # torch.save was told to write none
         return record.read()
+
+
+def names_of(content: Content, record: str) -> list[str]:
+    """Return the names, joined by dots, of the tensors whose bytes are in a record: ``model.0.weight``."""
+    found: list[str] = []
+    waiting: list[tuple[str, Any]] = [("", content.value)]
+    while waiting and len(found) < MOST_NAMES:
+        name, value = waiting.pop()
+        if isinstance(value, Stored) and value.storage == record:
+            found.append(name.lstrip("."))
+        elif isinstance(value, dict):
+            waiting += [(f"{name}.{key}", each) for key, each in reversed(value.items())]
+        elif isinstance(value, list | tuple) and not isinstance(value, Stored):
+            waiting += [(f"{name}.{index}", each) for index, each in reversed(list(enumerate(value)))]
+    return found

@@ -1,5 +1,6 @@
 """Verifies checkpoints that are plain files: of ``torch.save``, of safetensors, and folders of either."""
 
+import contextlib
 import math
 import os
 import re
@@ -9,20 +10,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 from distdiag.checkpoints.archives import (
     BROKEN,
     ZIP_MAGIC,
+    Archive,
     BrokenError,
     Content,
     Window,
     broken_records,
+    names_of,
     open_archive,
     read_content,
 )
 from distdiag.checkpoints.hashes import item_hash
 from distdiag.checkpoints.layout import ITEM_BYTES, Shape
-from distdiag.checkpoints.problems import CORRUPT, INCOMPLETE, Facts, Problem, Verification, span
+from distdiag.checkpoints.problems import CORRUPT, INCOMPLETE, Facts, Problem, Verification, and_more, span
 from distdiag.checkpoints.records import FileRecord, combined, in_words
 from distdiag.checkpoints.safetensors import INDEX, check_index, read_header
 from distdiag.checkpoints.sharded import Told
@@ -130,13 +134,9 @@ def _check_archive(name: str, window: Window, contents: bool, seen: _Seen) -> No
         return
     try:
         archive, packed = open_archive(window)
-        for start, end, wrong in broken_records(window, archive, packed) if contents else ():
-            at = span(start, end)
-            reason = "do not have the checksum they were saved with" if "CRC" in wrong else f"are damaged ({wrong})"
-            summary = f"{name}, {at} {reason}"
-            seen.problems.append(
-                Problem(finding=CORRUPT, kind="checksum", summary=summary, file=name, start=start, end=end)
-            )
+        broken = next(broken_records(window, archive, packed), None) if contents else None
+        if broken is not None:
+            seen.problems.append(_broken(name, archive, packed, broken))
             return
         content = read_content(archive, packed)
         _check_storages(name, archive.entries, archive.prefix, content, seen)
@@ -146,6 +146,25 @@ def _check_archive(name: str, window: Window, contents: bool, seen: _Seen) -> No
         kind, finding = ("truncated", INCOMPLETE) if cut else ("no-archive", CORRUPT)
         summary = f"{name} {why if cut else 'is no whole archive of torch.save: ' + why}"
         seen.problems.append(Problem(finding=finding, kind=kind, summary=summary, file=name))
+
+
+def _broken(name: str, archive: Archive, packed: ZipFile, broken: tuple[str, int, int, str]) -> Problem:
+    record, start, end, wrong = broken
+    held: list[str] = []
+    with contextlib.suppress(BrokenError):  # where the pickle is what broke
+        held = names_of(read_content(archive, packed), record)
+    about = f"{name}, {span(start, end)}" + (f" ({and_more(held, 'tensors')})" if any(held) else "")
+    reason = "do not have the checksum they were saved with" if "CRC" in wrong else f"are damaged ({wrong})"
+    tensor = held[0] if held else None
+    return Problem(
+        finding=CORRUPT,
+        kind="checksum",
+        summary=f"{about} {reason}",
+        file=name,
+        tensor=tensor,
+        start=start,
+        end=end,
+    )
 
 
 def _check_storages(name: str, entries: Iterable[Any], prefix: str, content: Content, seen: _Seen) -> None:

@@ -215,7 +215,7 @@ def _check_item(descriptor: int, entry: Entry, read: Read) -> Problem | None:
         zeros = not any(window.at(0, len(ZIP_MAGIC)))
         seen = "begin with zeros" if zeros else f"are no whole archive of torch.save ({error})"
         return _about(entry, CORRUPT, "no-archive", f"{about} {seen}")
-    for start, end, wrong in broken_records(window, archive, packed):
+    for _, start, end, wrong in broken_records(window, archive, packed):
         at = span(entry.item.offset + start, entry.item.offset + end)
         reason = "do not have the checksum they were saved with" if "CRC" in wrong else f"are damaged ({wrong})"
         return _about(entry, CORRUPT, "checksum", f"{entry.item.file}, {at} ({entry.what}) {reason}")

@@ -9,7 +9,7 @@ from distdiag.reporters._lines import BLANK, Line, Span, hang, hang_all, wrap
 LABEL = 15
 MOST_PROBLEMS = 12
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
-_KINDS = {"sharded": "shards", "per-rank": "files of ranks"}
+_KINDS = {"sharded": ("shard", "shards"), "per-rank": ("file of a rank", "files of ranks")}
 
 
 def verification_lines(found: Verification, width: int) -> list[Line]:
@@ -86,10 +86,11 @@ def _block(label: str, texts: Sequence[str], width: int, *, numbered: bool = Fal
 
 
 def _facts(facts: Facts) -> str:
-    parts = [f"{facts.files} {_KINDS.get(facts.kind, 'files')}, {size(facts.bytes)}"]
+    one, many = _KINDS.get(facts.kind, ("file", "files"))
+    parts = [f"{facts.files} {one if facts.files == 1 else many}, {size(facts.bytes)}"]
     if facts.tensors:
         chunks = f" in {facts.chunks} chunks" if facts.chunks > facts.tensors else ""
-        parts.append(f"{facts.tensors} tensors{chunks}")
+        parts.append(f"{facts.tensors} tensor{'s' if facts.tensors > 1 else ''}{chunks}")
     if facts.values:
         parts.append(f"{facts.values} other values")
     if facts.world_size is not None:

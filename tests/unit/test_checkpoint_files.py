@@ -91,7 +91,10 @@ def test_flipped_bit_is_found(tmp_path: Path) -> None:
 
     (problem,) = verify(path).problems
 
-    assert re.match(r"model\.pt, bytes \d+-\d+ do not have the checksum they were saved with", problem.summary)
+    assert re.match(
+        r"model\.pt, bytes \d+-\d+ \(weight\) do not have the checksum they were saved with", problem.summary
+    )
+    assert problem.tensor == "weight"
     assert problem.start is not None
     assert problem.end is not None
     assert problem.start <= 100_000 < problem.end
