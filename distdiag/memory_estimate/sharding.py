@@ -67,8 +67,8 @@ def total(weights: Sequence[Weight], layout: Layout) -> int:
 def shard(weight: Weight, layout: Layout) -> int:
     """Return the elements of a weight on the data-parallel rank that holds most of it.
 
-    FSDP2 cuts a tensor's first dimension, so that small ones lie on the first ranks alone; ZeRO cuts what it has
-    laid end to end.
+    FSDP2 cuts a tensor's first dimension, so that small ones lie on the first ranks alone (each expert's matrices
+    are tensors of their own); ZeRO cuts what it has laid end to end.
     """
     size = local(weight, layout)
     parts = layout.expert_shards if weight.expert else layout.shards
@@ -84,8 +84,6 @@ def gathered(weight: Weight, layout: Layout) -> int:
 
 
 def _rows(weight: Weight, layout: Layout) -> int:
-    if weight.expert:
-        return _count(weight, layout)
     return -(-weight.rows // layout.tensor) if weight.split is Split.ROWS else weight.rows
 
 

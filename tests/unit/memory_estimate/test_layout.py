@@ -105,6 +105,16 @@ def test_fsdp_cuts_rows_so_that_a_small_tensor_is_whole_on_a_rank() -> None:
     assert shard(weight, zero) == 8
 
 
+def test_fsdp_pads_the_router_of_a_layer_but_not_its_experts_whose_rows_divide() -> None:
+    routed = transformer(layers=3, hidden=128, heads=4, vocabulary=128, width=256, experts=8, per_token=2, bias=False)
+    block = sum(each.elements for each in routed.blocks[0].weights)
+    router_padding = (64 - 8) * 128
+
+    made = estimate(routed, Layout(data=64, sharding=Sharding.FSDP), Training(sequence=64)).worst
+
+    assert made.size_of(Item.PREFETCHED) == 2 * (block + router_padding)
+
+
 def test_hybrid_sharding_cuts_within_a_replica() -> None:
     hybrid = Layout(data=8, sharding=Sharding.FSDP, replicas=4)
     full = Layout(data=2, sharding=Sharding.FSDP)
