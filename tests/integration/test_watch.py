@@ -194,6 +194,36 @@ def test_agent_sums_up_its_host_for_a_watch_of_many(tmp_path: Path) -> None:
     assert (state["alarms"][0]["kind"], state["alarms"][0]["ranks"]) == ("stall", [2])
 
 
+def test_watch_ends_with_the_job(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.train(steps=5)
+    for log in watched.logs:
+        log.exit()
+    watched.look()
+
+    done = subprocess.run(
+        command(tmp_path, "--format", "json", "--exit-on", "stall,death"), stdout=subprocess.PIPE, timeout=CAP_SECONDS
+    )
+
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == 0
+    assert (last["ended"], last["health"]) == (True, "all 2 ranks have ended")
+
+
+def test_death_is_told_in_text_and_by_the_code(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.train(steps=5)
+    watched.logs[1].fault("ValueError", "bad sample", "train.py:9 main").exit()
+    watched.look()
+
+    done = subprocess.run(
+        command(tmp_path, "--no-verdict", "--exit-on", "death"), stdout=subprocess.PIPE, text=True, timeout=CAP_SECONDS
+    )
+
+    assert done.returncode == 1
+    assert "ALARM 1 death: rank 1 died of ValueError: bad sample (step 5)" in done.stdout
+
+
 def test_logs_that_are_not_there_are_an_error_once(tmp_path: Path) -> None:
     done = subprocess.run(
         command(tmp_path / "none", "--once"), capture_output=True, text=True, timeout=CAP_SECONDS, check=False
