@@ -6,9 +6,9 @@ What it means
 
 How it is found
     What collectives take without any waiting is at least 40 % of the step on the median rank and at least 20 ms, and
-    a rank sends at least 1 MiB a step: toy jobs, which are all latency, are none. The bandwidth of the largest
-    collectives is given as nccl-tests defines it. Where gradients are reduced in every micro-step of an accumulation,
-    that is said: all but the last are superfluous.
+    a rank sends at least 1 MiB a step, in calls of 64 KiB or more on average: what is all latency is no such job. The
+    bandwidth of the largest collectives is given as nccl-tests defines it. Where gradients are reduced in every
+    micro-step of an accumulation, that is said: all but the last are superfluous.
     From profiler traces of all ranks over at least five steps: communication while no compute kernel runs, less what
     a rank's kernels of collectives take longer than the shortest of all ranks, is at least 40 % of the window and
     more than computing. In traces of some ranks only, waiting and transferring look alike, and nothing is said.
@@ -28,7 +28,6 @@ from distdiag.analyzers.investigation.paths import short
 from distdiag.analyzers.investigation.trust import data_in_words
 from distdiag.analyzers.performance import traced
 from distdiag.analyzers.performance.bandwidth import bus_bytes
-from distdiag.analyzers.slowness.grid import Grid
 from distdiag.analyzers.slowness.judged import judge
 from distdiag.analyzers.slowness.sites import waiting_at
 from distdiag.analyzers.slowness.telling import gained, percent
@@ -41,6 +40,7 @@ ENOUGH_STEPS = 10
 LONG_SHARE = 0.4
 LEAST_NS = 20e6
 LEAST_BYTES = 1 << 20
+LEAST_CALL_BYTES = 64 << 10
 PERSISTENT = 0.8
 REDUCING = ("all_reduce", "reduce_scatter")
 MOST_OPS = 3
@@ -52,7 +52,7 @@ def analyze(run: Run) -> Iterator[Finding]:
     judged = judge(run)
     kinds = judged.measured.groups
     for grid in judged.roles:
-        if len(grid.steps) < ENOUGH_STEPS or _bytes_per_step(grid, kinds, judged.measured.ledger) < LEAST_BYTES:
+        if len(grid.steps) < ENOUGH_STEPS or not _sends_much(kinds, len(judged.measured.ledger)):
             continue
         spent = np.median(grid["communication_ns"] - grid["waiting_ns"], axis=0)
         if ((spent >= LONG_SHARE * grid.step_ns) & (spent >= LEAST_NS)).mean() < PERSISTENT:
@@ -84,10 +84,12 @@ def analyze(run: Run) -> Iterator[Finding]:
         )
 
 
-def _bytes_per_step(grid: Grid, kinds: pd.DataFrame, ledger: pd.DataFrame) -> float:
+def _sends_much(kinds: pd.DataFrame, steps: int) -> bool:
+    """Return whether ranks send enough in a step, and in each call, for bandwidth to matter."""
     if kinds.empty:
-        return 0.0
-    return float((kinds["size_bytes"].astype("float64") * kinds["calls"]).sum() / len(ledger))
+        return False
+    sent = float((kinds["size_bytes"].astype("float64") * kinds["calls"]).sum())
+    return sent >= LEAST_BYTES * steps and sent >= LEAST_CALL_BYTES * float(kinds["calls"].sum())
 
 
 def _reducing_micro_steps(run: Run) -> int:

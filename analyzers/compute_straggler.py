@@ -7,8 +7,10 @@ What it means
 How it is found
     A rank's own time is its step without what calls held it up. It is compared with the median of the ranks that do
     the same work (of its pipeline stage): at least 10 % of the step and 5 ms longer, in at least 80 % of the steps
-    after the warm-up, and the others have to wait for it. The part of the step that is longer is named; where data,
-    collections, compilations, checkpoints or the lengths of its sequences explain it, the finding is another one.
+    after the warm-up, and the others have to wait for it; without it the step has to be at least 10 % shorter.
+    Waiting for a processor is no own time, and where a rank waits for one longer than it is late, nothing is said.
+    The part of the step that is longer is named; where data, collections, compilations, checkpoints or the lengths of
+    its sequences explain it, the finding is another one.
     From tables of operations the steps are simulated again with the slowest workers at the usual pace. Where that
     takes away at least half of what is lost, and where the worker needs at least 1.1 times as long for a microbatch
     as the others of its pipeline stage, it is named. Where it is the only worker of its stage nobody is.

@@ -1,7 +1,6 @@
 """Turns marks of the training loop into step records whose parts add up to the step."""
 
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -158,7 +157,8 @@ class RunQueue:
 
     def __init__(self) -> None:
         try:
-            self._file = os.open(f"/proc/self/task/{threading.main_thread().native_id}/schedstat", os.O_RDONLY)
+            # The process's own entry is that of its main thread, whose number ``threading`` gets wrong after a fork.
+            self._file = os.open("/proc/self/schedstat", os.O_RDONLY)
         except OSError:
             self._file = -1
         else:

@@ -24,6 +24,8 @@ LEAST_NS = 5e6
 """Ranks that share cores differ by less than this without a reason."""
 WAITED_FOR = 0.5
 """The others' waiting has to be at least so much of what a laggard is late by: else nobody minds."""
+WORTH = 0.1
+"""Of the step, what mending all laggards has to gain: else others are as slow now and then, as on shared cores."""
 OWN_PARTS = tuple(name for name in PARTS if name != "communication")
 MAIN_PART = 0.5
 """A part of the step that holds at least so much of the lateness is where it comes from."""
@@ -43,7 +45,7 @@ class Laggard:
     first_step: int
     step_ns: float
     gain_ns: float
-    """By how much a step would be shorter if the rank were as fast as its peers."""
+    """By how much a step would be shorter if this and all other laggards were as fast as their peers."""
     caused_ns: float
     """Waiting of all others for it, summed over the run."""
     parts_ns: Mapping[str, float]
@@ -66,16 +68,24 @@ def laggards_in(grid: Grid, measured: Measured) -> list[Laggard]:
     own = grid["own_ns"]
     excess = own - of_others(own)
     late = excess >= np.maximum(LEAST_NS, SLOWER_BY * grid.step_ns)
-    found = [
-        _laggard(grid, row, excess[row], late[row], measured)
+    # A processor that is fought over slows a rank by more than the queue for it: locks are held by who does not run.
+    queued = np.median(grid["queued_ns"], axis=1)
+    rows = [
+        row
         for row in range(len(grid.ranks))
-        if late[row].mean() >= LATE_STEPS
+        if late[row].mean() >= LATE_STEPS and np.median(excess[row]) >= queued[row]
     ]
-    waited_for = [each for each in found if each.caused_ns >= WAITED_FOR * each.late_by_ns * each.steps]
-    return sorted(waited_for, key=lambda each: (-each.late_by_ns, each.rank))
+    gain = _gain(own, rows)
+    if not rows or np.median(gain) < WORTH * np.median(grid.step_ns):
+        return []
+    found = [_laggard(grid, row, excess[row], late[row], float(np.median(gain)), measured) for row in rows]
+    # Of two that come at the same moment only one is the last, so they are waited for together.
+    if sum(each.caused_ns for each in found) < WAITED_FOR * max(each.late_by_ns for each in found) * len(grid.steps):
+        return []
+    return sorted(found, key=lambda each: (-each.late_by_ns, each.rank))
 
 
-def _laggard(grid: Grid, row: int, excess: Numbers, late: Numbers, measured: Measured) -> Laggard:
+def _laggard(grid: Grid, row: int, excess: Numbers, late: Numbers, gain_ns: float, measured: Measured) -> Laggard:
     rank = grid.ranks[row]
     differences = {name: _difference(grid[f"{name}_ns"], row) for name in OWN_PARTS}
     return Laggard(
@@ -88,7 +98,7 @@ def _laggard(grid: Grid, row: int, excess: Numbers, late: Numbers, measured: Mea
         steps=len(grid.steps),
         first_step=int(grid.steps[0]),
         step_ns=float(np.median(grid.step_ns)),
-        gain_ns=float(np.median(_gain(grid["own_ns"], row))),
+        gain_ns=gain_ns,
         caused_ns=float(measured.ranks["caused_ns"].get(rank, 0)),
         parts_ns=differences,
         gc_ns=_difference(grid["gc_ns"], row, mean=True),
@@ -102,7 +112,9 @@ def _difference(values: Numbers, row: int, *, mean: bool = False) -> float:
     return float(over(values[row] - of_others(values)[row]))
 
 
-def _gain(own: Numbers, row: int) -> Numbers:
-    """Return by how much each step would be shorter without the rank's lateness: the next one sets the pace then."""
-    others = np.delete(own, row, axis=0).max(axis=0)
-    return np.asarray(np.maximum(0.0, own[row] - others), dtype=float)
+def _gain(own: Numbers, rows: list[int]) -> Numbers:
+    """Return by how much each step would be shorter without laggards: the slowest of the others sets the pace then."""
+    others = np.delete(own, rows, axis=0)
+    if not len(others):
+        return np.zeros(own.shape[1])
+    return np.asarray(np.maximum(0.0, own.max(axis=0) - others.max(axis=0)), dtype=float)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from distdiag.analyzers.slowness.grid import Grid, of_others
-from distdiag.analyzers.slowness.laggards import ENOUGH_STEPS, LATE_STEPS, LEAST_NS, SLOWER_BY
+from distdiag.analyzers.slowness.laggards import ENOUGH_STEPS, LATE_STEPS, LEAST_NS, SLOWER_BY, WORTH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,9 @@ def heavy_stage(roles: Sequence[Grid]) -> HeavyStage | None:
     stage = int(np.median(excess, axis=1).argmax())
     if late[stage].mean() < LATE_STEPS:
         return None
+    gain = np.maximum(0.0, own[stage] - np.delete(own, stage, axis=0).max(axis=0))
+    if np.median(gain) < WORTH * np.median(step_ns):
+        return None
     return HeavyStage(
         stage=stage,
         stages=len(roles),
@@ -57,5 +60,5 @@ def heavy_stage(roles: Sequence[Grid]) -> HeavyStage | None:
         late_steps=int(late[stage].sum()),
         steps=len(common),
         step_ns=float(np.median(step_ns)),
-        gain_ns=float(np.median(np.maximum(0.0, own[stage] - np.delete(own, stage, axis=0).max(axis=0)))),
+        gain_ns=float(np.median(gain)),
     )

@@ -155,6 +155,37 @@ def test_a_rank_that_waits_for_a_processor_is_no_straggler(tmp_path: Path) -> No
     assert told(logs, tmp_path).verdict.name == "healthy"
 
 
+def test_where_processors_are_fought_over_nobody_is_accused(tmp_path: Path) -> None:
+    logs = trained(one(2, "forward", 0.08))
+    for record in logs[2].records:
+        if isinstance(record, events.Step):
+            record.queued_ns = 45_000_000  # it is late by 35 ms more
+
+    assert told(logs, tmp_path).findings == ()
+
+
+def test_two_slow_ranks_are_both_told_with_what_mending_both_gains(tmp_path: Path) -> None:
+    def parts(rank: int, step: int) -> Parts:
+        return one(5 if rank == 5 else 2, "forward", 0.03)(rank, step)
+
+    findings = told(trained(parts, ranks=8), tmp_path).findings
+
+    assert [(each.name, each.culprits) for each in findings] == [
+        ("compute-straggler", (2,)),
+        ("compute-straggler", (5,)),
+    ]
+    assert all("a step would take 59 ms instead of 89 ms" in each.summary for each in findings)
+
+
+def test_a_rank_whose_mending_gains_nothing_is_not_accused(tmp_path: Path) -> None:
+    def parts(rank: int, step: int) -> Parts:
+        usual = one(2, "forward", 0.02)(rank, step)
+        late = rank != 2 and step % 3 == rank % 3
+        return {**usual, "forward": usual["forward"] + 0.025 * late}
+
+    assert told(trained(parts), tmp_path).findings == ()
+
+
 def test_few_steps_accuse_nobody(tmp_path: Path) -> None:
     assert told(trained(one(2, "forward", 0.03), steps=8), tmp_path).findings == ()
 
