@@ -38,6 +38,10 @@ def _take_pulse(state: RankState, pulse: events.Pulse) -> None:
         state.limit_seconds = pulse.stall_after_seconds
     if pulse.calls or pulse.step:
         state.started = True
+    if pulse.cpu_ns is not None:
+        if state.cpu_at is not None and now > state.cpu_at[1]:
+            state.cpu_share = (pulse.cpu_ns - state.cpu_at[0]) / (now - state.cpu_at[1])
+        state.cpu_at = pulse.cpu_ns, now
     if pulse.rss_bytes is not None:
         _note_memory(state, now, pulse.rss_bytes, None)
 

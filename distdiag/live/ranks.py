@@ -56,10 +56,11 @@ class RankState:
     """One process. Times are nanoseconds of its own monotonic clock, ``offset_ns`` maps them to wall time."""
 
     __slots__ = (
-        "activity", "activity_since_ns", "arrived", "attempt", "batch_since_ns", "busy_ns", "busy_since_ns", "died",
-        "ended", "facts", "failed_call", "groups", "header", "last_call", "last_ns", "limit_seconds", "longest_ns",
-        "memory", "open_calls", "path", "paths", "phase", "phases", "progress_ns", "pulse_calls", "raised", "rank",
-        "sequences", "signatures", "spent", "stack", "started", "step", "steps", "steps_seen", "tokens", "waiting",
+        "activity", "activity_since_ns", "arrived", "attempt", "batch_since_ns", "busy_ns", "busy_since_ns",
+        "cpu_at", "cpu_share", "died", "ended", "facts", "failed_call", "groups", "header", "last_call", "last_ns",
+        "limit_seconds", "longest_ns", "memory", "open_calls", "path", "paths", "phase", "phases", "progress_ns",
+        "pulse_calls", "raised", "rank", "sequences", "signatures", "spent", "stack", "started", "step", "steps",
+        "steps_seen", "tokens", "waiting",
     )  # fmt: skip
 
     def __init__(self, rank: int, header: events.Header, groups: Groups) -> None:
@@ -79,6 +80,10 @@ class RankState:
         self.activity_since_ns = 0
         self.path: int | None = None
         self.pulse_calls = 0
+        self.cpu_at: tuple[int, int] | None = None
+        """CPU time of the process at its last pulse, and when that was."""
+        self.cpu_share = 0.0
+        """Of a processor, between its last two pulses."""
         self.waiting: list[int] = []
         self.phases: dict[int, OpenPhase] = {}
         self.longest_ns: dict[str, int] = {}

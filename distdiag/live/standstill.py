@@ -15,6 +15,9 @@ START_SECONDS = 60.0
 WARM_UP_STEPS = 2
 WARM_UP = 2.0
 """First steps make connections, caches and compiled code: until they are done the limit is twice as long."""
+COMPUTES = 0.02
+"""Share of a processor above which a process does something: one that waits takes a fourth of that, one that still
+begins takes more even where dozens of others compete for the processor."""
 CONFIRM_SECONDS = 0.9
 """Seen at two looks: what was just about to be written is no stall."""
 MOST_PLACES = 6
@@ -47,9 +50,10 @@ def standstill(job: Job) -> Iterator[Condition]:
 
 def limit_of(state: RankState) -> float:
     """Return for how long, in seconds, a rank may be still."""
-    if not state.started:
+    begins = state.step < WARM_UP_STEPS
+    if not state.started or (begins and state.cpu_share > COMPUTES):
         return max(state.limit_seconds, START_SECONDS)
-    return state.limit_seconds * (WARM_UP if state.step < WARM_UP_STEPS else 1.0)
+    return state.limit_seconds * (WARM_UP if begins else 1.0)
 
 
 def suspected(job: Job) -> tuple[int, ...]:

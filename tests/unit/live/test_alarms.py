@@ -72,6 +72,23 @@ def test_ranks_that_still_import_are_no_stall(tmp_path: Path) -> None:
     assert watched.pass_by(30) == []
 
 
+@pytest.mark.parametrize(("cpu_share", "alarms"), [(0.05, 0), (0.005, 1)])
+def test_first_steps_that_still_compute_are_no_stall(tmp_path: Path, cpu_share: float, alarms: int) -> None:
+    watched = Watched(tmp_path)
+    for log in watched.logs:
+        log.all_reduce("train.py:10 main")
+    changes = []
+    for second in range(30):
+        watched.seconds += 1.0
+        for log in watched.logs:
+            log.at(watched.seconds)
+            cpu_ns = round(second * cpu_share * SECOND_NS)
+            log.add(events.Pulse(time_ns=log.now_ns, step=0, calls=1, cpu_ns=cpu_ns))
+        changes += watched.look()
+
+    assert len(raised(changes)) == alarms
+
+
 def test_longer_limit_that_the_log_tells_is_the_one_in_force(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     watched.train(steps=5)
