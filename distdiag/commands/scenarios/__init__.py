@@ -10,6 +10,7 @@ SCENARIOS = {
     "rank-guarded-collective": "only rank 0 enters the all_reduce of the evaluation",
     "out-of-memory": "one rank gets a document too long for its memory",
     "shape-mismatch": "one rank reduces one number less than the others",
+    "bad-sample": "one sample is not a number, and soon all ranks have no other numbers",
     "healthy": "nothing goes wrong",
 }
 """Name of each scenario to what happens in it."""
