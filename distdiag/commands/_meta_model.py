@@ -41,23 +41,26 @@ def build(place: str, *, fused_attention: bool = True) -> Model:
                 "return the module, or the module and example inputs",
             )
         blocks = _blocks(module)
-        saved, came_in = _measured(module, blocks, inputs, fused_attention) if inputs else ({}, {})
+        watch = _measured(module, blocks, inputs, fused_attention) if inputs else None
+    return _described(module, blocks, watch, place)
+
+
+def _described(module: Any, blocks: "Sequence[Named]", watch: "_Watch | None", place: str) -> Model:
     inside = {name for block in blocks for name, _ in block}
-    described = []
-    for number, parameters in enumerate(blocks):
-        described.append(
-            Block(
-                weights=_weights(parameters),
-                measured_bytes=sum(saved.get(number, ())) if inputs else None,
-                largest_bytes=max(saved.get(number, ()), default=0),
-                input_bytes=came_in.get(number, 0),
-            )
+    saved = watch.saved if watch else {}
+    described = tuple(
+        Block(
+            weights=_weights(parameters),
+            measured_bytes=sum(saved.get(number, ())) if watch else None,
+            largest_bytes=max(saved.get(number, ()), default=0),
+            input_bytes=watch.came_in.get(number, 0) if watch else 0,
         )
-    outside = [(name, each) for name, each in module.named_parameters() if name not in inside]
+        for number, parameters in enumerate(blocks)
+    )
     return Model(
         name=type(module).__name__,
-        embedding=_weights(outside),
-        blocks=tuple(described),
+        embedding=_weights((name, each) for name, each in module.named_parameters() if name not in inside),
+        blocks=described,
         origin=place,
         measured_outside_bytes=sum(saved.get(OUTSIDE, ())),
     )
@@ -135,51 +138,57 @@ def _weights(parameters: Iterable[tuple[str, Any]]) -> tuple[Weight, ...]:
     return tuple(weights)
 
 
-def _measured(
-    module: Any, blocks: Sequence[Named], inputs: Sequence[Any], fused_attention: bool
-) -> tuple[dict[int, list[int]], dict[int, int]]:
-    """Run a forward and return the sizes that autograd saved in each block and outside, and what came into a block."""
+class _Watch:
+    """What autograd saves while a forward runs: the sizes by block, and what came into each block."""
+
+    def __init__(self, module: Any) -> None:
+        kept = (*module.parameters(), *module.buffers())
+        self.saved: dict[int, list[int]] = {}
+        self.came_in: dict[int, int] = {}
+        self._not_activations = {each.untyped_storage()._cdata for each in kept}
+        self._seen: dict[int, Any] = {}  # as long as the storages live, no other can have their address
+        self._inside = [OUTSIDE]
+
+    def pack(self, tensor: Any) -> Any:
+        """Count the storage of a tensor once, for the block that runs."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._not_activations and storage._cdata not in self._seen:
+            self._seen[storage._cdata] = storage
+            self.saved.setdefault(self._inside[-1], []).append(storage.nbytes())
+        return tensor
+
+    def enter(self, number: int, arguments: tuple[Any, ...]) -> None:
+        """Begin a block."""
+        import torch
+
+        self._inside.append(number)
+        tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
+        self.came_in[number] = sum(each.numel() * each.element_size() for each in tensors)
+
+    def leave(self, *_: object) -> None:
+        """End a block."""
+        self._inside.pop()
+
+
+def _measured(module: Any, blocks: Sequence[Named], inputs: Sequence[Any], fused_attention: bool) -> _Watch:
+    """Run a forward and return what was seen of it."""
     import torch
 
     owners = {id(parameter): number for number, block in enumerate(blocks) for _, parameter in block}
-    weights = {each.untyped_storage()._cdata for each in module.parameters()}
-    weights |= {each.untyped_storage()._cdata for each in module.buffers()}
-    saved: dict[int, list[int]] = {}
-    came_in: dict[int, int] = {}
-    kept: list[Any] = []  # as long as they live, no other storage can have their address
-    seen: set[int] = set()
-    inside = [OUTSIDE]
-
-    def pack(tensor: Any) -> Any:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in weights | seen:
-            seen.add(storage._cdata)
-            kept.append(storage)
-            saved.setdefault(inside[-1], []).append(storage.nbytes())
-        return tensor
-
-    def enter(number: int, arguments: tuple[Any, ...]) -> None:
-        inside.append(number)
-        tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
-        came_in[number] = sum(each.numel() * each.element_size() for each in tensors)
-
-    def leave(*_: object) -> None:
-        inside.pop()
-
+    watch = _Watch(module)
     with ExitStack() as hooks:
         for child in module.modules():
             own = {owners.get(id(each), OUTSIDE) for each in child.parameters()}
             if len(own) == 1 and OUTSIDE not in own and _is_block(child, blocks[number := own.pop()]):
-                hooks.enter_context(
-                    _removed(child.register_forward_pre_hook(lambda _, got, number=number: enter(number, got)))
-                )
-                hooks.enter_context(_removed(child.register_forward_hook(leave)))
+                entered = child.register_forward_pre_hook(lambda _, got, number=number: watch.enter(number, got))
+                hooks.callback(entered.remove)
+                hooks.callback(child.register_forward_hook(watch.leave).remove)
         if fused_attention:
             hooks.enter_context(_fused_attention())
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(watch.pack, lambda tensor: tensor):
             result = _called(lambda: module(*inputs), f"the forward of {type(module).__name__}")
     del result
-    return saved, came_in
+    return watch
 
 
 def _fused_attention() -> Any:
@@ -201,9 +210,3 @@ def _fused_attention() -> Any:
 
 def _is_block(child: Any, block: Named) -> bool:
     return {id(each) for each in child.parameters()} == {id(each) for _, each in block}
-
-
-def _removed(handle: Any) -> ExitStack:
-    stack = ExitStack()
-    stack.callback(handle.remove)
-    return stack

@@ -171,13 +171,11 @@ def transformer(
     ``width`` is that of the MLP (default 4 · hidden), ``positions`` the rows of a learned position table.
     Raises ``DistdiagError`` where the numbers fit no transformer.
     """
-    for what, value in {"layers": layers, "hidden": hidden, "heads": heads, "vocabulary": vocabulary}.items():
-        if value < 1:
-            raise DistdiagError(f"{what} must be at least 1, not {value}", f"say --{what}")
+    _check(layers=layers, hidden=hidden, heads=heads, vocabulary=vocabulary)
     if head_size is None and hidden % heads:
         raise DistdiagError(f"hidden {hidden} does not divide by heads {heads}", "say the size of a head: --head-size")
     attention = Attention(heads=heads, kv_heads=kv_heads or heads, head_size=head_size or hidden // heads)
-    if attention.kv_heads < 1 or heads % attention.kv_heads:
+    if heads % attention.kv_heads:
         raise DistdiagError(f"heads {heads} do not divide by kv heads {attention.kv_heads}", "each group has as many")
     if experts and not 1 <= per_token <= experts:
         raise DistdiagError(f"a token cannot go to {per_token} of {experts} experts", "see --experts-per-token")
@@ -191,16 +189,14 @@ def transformer(
         Block(weights=(*around, *_mlp_weights(mlp, hidden, bias)), attention=attention, mlp=mlp)
         for mlp in [routed if experts and layer >= dense_layers else dense for layer in range(layers)]
     ]
-    table = Weight(name="embedding", rows=vocabulary, columns=hidden, split=Split.ROWS)
-    places = [Weight(name="positions", rows=positions, columns=hidden)] if positions else []
-    head = [] if tied else [Weight(name="head", rows=vocabulary, columns=hidden, split=Split.ROWS)]
+    embedding, final = _outside(hidden, vocabulary, positions, tied, layer_norm)
     return Model(
         name=name,
         hidden=hidden,
         vocabulary=vocabulary,
-        embedding=(table, *places),
+        embedding=embedding,
         blocks=tuple(blocks),
-        final=(*_norms(hidden, layer_norm, "norm"), *head),
+        final=final,
         tied=tied,
         dropout=dropout,
         norm_statistics=2 if layer_norm else 1,
@@ -215,6 +211,22 @@ def opaque(parameters: int, layers: int, *, name: str = "model", origin: str = "
     sizes = [parameters // layers + (number < parameters % layers) for number in range(layers)]
     blocks = [Block(weights=(Weight(name=UNKNOWN, rows=size, split=Split.ROWS),)) for size in sizes]
     return Model(name=name, blocks=tuple(blocks), origin=origin)
+
+
+def _check(**numbers: int) -> None:
+    for what, value in numbers.items():
+        if value < 1:
+            raise DistdiagError(f"{what} must be at least 1, not {value}", f"say --{what}")
+
+
+def _outside(
+    hidden: int, vocabulary: int, positions: int, tied: bool, layer_norm: bool
+) -> tuple[tuple[Weight, ...], tuple[Weight, ...]]:
+    """Return the embedding and what stands behind the blocks."""
+    table = Weight(name="embedding", rows=vocabulary, columns=hidden, split=Split.ROWS)
+    places = [Weight(name="positions", rows=positions, columns=hidden)] if positions else []
+    head = [] if tied else [Weight(name="head", rows=vocabulary, columns=hidden, split=Split.ROWS)]
+    return (table, *places), (*_norms(hidden, layer_norm, "norm"), *head)
 
 
 def _norms(hidden: int, layer_norm: bool, *names: str) -> list[Weight]:

@@ -203,24 +203,20 @@ def _core(
                 scratch=ring + 3 * matrix + (elements * MASK if model.dropout else 0),
             ),
         )
+    return _scores(query, pair, matrix, elements * MASK if model.dropout else 0, ring)
+
+
+def _scores(query: int, pair: int, matrix: int, mask: int, ring: int) -> tuple[Step, ...]:
+    """Return attention with its scores in memory; ``mask`` is 0 where nothing is dropped from them."""
+    dropout = Step(name="attention scores' dropout", scores=mask, output=matrix, input=matrix)
     return (
-        Step(
-            name="attention scores",
-            saved=query + pair // 2,
-            output=matrix,
-            input=query + pair // 2,
-            scratch=ring,
-        ),
+        Step(name="attention scores", saved=query + pair // 2, output=matrix, input=query + pair // 2, scratch=ring),
         Step(name="attention softmax", scores=matrix, output=matrix, input=matrix),
-        *(
-            (Step(name="attention scores' dropout", scores=elements * MASK, output=matrix, input=matrix),)
-            if model.dropout
-            else ()
-        ),
+        *((dropout,) if mask else ()),
         Step(
             name="attention values",
             saved=pair // 2,
-            scores=matrix if model.dropout else 0,
+            scores=matrix if mask else 0,
             output=query,
             input=matrix + pair // 2,
         ),
