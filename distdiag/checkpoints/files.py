@@ -12,18 +12,8 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
-from distdiag.checkpoints.archives import (
-    BROKEN,
-    ZIP_MAGIC,
-    Archive,
-    BrokenError,
-    Content,
-    Window,
-    broken_records,
-    names_of,
-    open_archive,
-    read_content,
-)
+from distdiag.checkpoints.archives import BROKEN, ZIP_MAGIC, Archive, BrokenError, Window, broken_records, open_archive
+from distdiag.checkpoints.contents import Content, names_of, read_content
 from distdiag.checkpoints.hashes import item_hash
 from distdiag.checkpoints.layout import ITEM_BYTES, Shape
 from distdiag.checkpoints.problems import CORRUPT, INCOMPLETE, Facts, Problem, Verification, and_more, span

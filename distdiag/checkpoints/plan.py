@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from distdiag.checkpoints.archives import BrokenError, Stored, Window, open_archive, read_content
+from distdiag.checkpoints.archives import BrokenError, Window, open_archive
+from distdiag.checkpoints.contents import Stored, read_content
 from distdiag.checkpoints.layout import Shape
 from distdiag.checkpoints.metadata import read_metadata
 from distdiag.checkpoints.records import METADATA

@@ -10,16 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from distdiag.checkpoints.archives import (
-    ZIP_MAGIC,
-    Archive,
-    BrokenError,
-    Stored,
-    Window,
-    broken_records,
-    open_archive,
-    read_content,
-)
+from distdiag.checkpoints.archives import ZIP_MAGIC, Archive, BrokenError, Window, broken_records, open_archive
+from distdiag.checkpoints.contents import Stored, read_content
 from distdiag.checkpoints.layout import ITEM_BYTES, Chunk, Item, Layout, Tensor
 from distdiag.checkpoints.problems import CORRUPT, INCOMPLETE, Problem, and_more, place, span, what
 
