@@ -30,7 +30,7 @@ class Answer:
 
 def answer(base: Estimate, *, device_bytes: int | None, per_node: int) -> Answer:
     """Return an estimate with its changes and the questions in their order; ``per_node`` devices share fast links."""
-    found = changes(base, device_bytes)
+    found = changes(base, device_bytes, per_node)
     return Answer(
         estimate=base,
         device_bytes=device_bytes,

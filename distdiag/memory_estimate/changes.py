@@ -49,19 +49,22 @@ class _Idea:
     price: str = ""
 
 
-def changes(base: Estimate, device_bytes: int | None = None) -> tuple[Change, ...]:
+def changes(base: Estimate, device_bytes: int | None, per_node: int) -> tuple[Change, ...]:
     """Return the changes that lower the peak, best first.
 
     Best is what makes the job fit and sends least; where nothing has to be made to fit, what saves most.
+    Tensor parallelism stays within a node of ``per_node`` devices.
     """
     sent = sum(sent_bytes(base.model, base.layout, base.training).values())
-    found = [change for idea in _ideas(base) if (change := _tried(idea, base, sent, device_bytes)) is not None]
+    found = [
+        change for idea in _ideas(base, per_node) if (change := _tried(idea, base, sent, device_bytes)) is not None
+    ]
     worth = [change for change in found if change.saved_bytes >= WORTH_TELLING * base.worst.total_bytes]
     needed = device_bytes is not None and base.worst.total_bytes > device_bytes
     return tuple(sorted(worth, key=_by_price if needed else _by_savings))
 
 
-def combined(base: Estimate, device_bytes: int) -> tuple[Change, ...]:
+def combined(base: Estimate, device_bytes: int, per_node: int) -> tuple[Change, ...]:
     """Return changes that make the job fit together where none does alone; nothing where they do not suffice.
 
     Each is what saves most after those before it, first of all of what sends nothing more.
@@ -69,7 +72,7 @@ def combined(base: Estimate, device_bytes: int) -> tuple[Change, ...]:
     applied: list[Change] = []
     now = base
     while now.worst.total_bytes > device_bytes and len(applied) < MOST_TOGETHER:
-        found = [each for each in changes(now, device_bytes) if each.price != ANOTHER_OPTIMIZER]
+        found = [each for each in changes(now, device_bytes, per_node) if each.price != ANOTHER_OPTIMIZER]
         if not found:
             return ()
         chosen = min(found, key=lambda each: (not each.fits, each.sent_more_bytes > 0, -each.saved_bytes))
@@ -109,9 +112,9 @@ def _tried(idea: _Idea, base: Estimate, sent: int, device_bytes: int | None) -> 
     )
 
 
-def _ideas(base: Estimate) -> Iterator[_Idea]:
+def _ideas(base: Estimate, per_node: int) -> Iterator[_Idea]:
     yield from _shardings(base.layout)
-    yield from _parallel(base.layout, base.model)
+    yield from _parallel(base.layout, base.model, per_node)
     yield from _activations(base.layout, base.training)
     yield from _numbers(base.training)
 
@@ -136,7 +139,7 @@ def _shardings(layout: Layout) -> Iterator[_Idea]:
         )
 
 
-def _parallel(layout: Layout, model: Model) -> Iterator[_Idea]:
+def _parallel(layout: Layout, model: Model, per_node: int) -> Iterator[_Idea]:
     """Double one dimension and halve data parallelism: as many ranks, and as many samples in a step."""
     if layout.tensor > 1 and not layout.sequence_parallel:
         yield _Idea(name="sequence parallelism", option="--sp", layout={"sequence_parallel": True})
@@ -151,6 +154,8 @@ def _parallel(layout: Layout, model: Model) -> Iterator[_Idea]:
             if field != "pipeline" and (model.measured or not model.activations_known):
                 continue  # what it does to activations, and sends, is not known
             size = 2 * int(getattr(layout, field))
+            if field == "tensor" and size > per_node:
+                continue  # it sends in every layer
             price = "a bubble of idle ranks" if field == "pipeline" else "smaller matrices"
             changed = {**half, field: size}
             if field == "context":
@@ -167,7 +172,7 @@ def _parallel(layout: Layout, model: Model) -> Iterator[_Idea]:
     if layout.pipeline > 1 and layout.schedule is not Schedule.ONE_F_ONE_B:
         yield _Idea(
             name="schedule 1F1B",
-            option="--schedule 1f1b",
+            option="--schedule 1f1b --chunks 1",
             layout={"schedule": Schedule.ONE_F_ONE_B, "chunks": 1},
             price="a longer bubble" if layout.schedule is Schedule.INTERLEAVED else "",
         )

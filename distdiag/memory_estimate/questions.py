@@ -28,7 +28,7 @@ def answers(base: Estimate, device_bytes: int | None, per_node: int, found: Sequ
         "Does the model fit?": _model(base, device_bytes),
         "Does a layer fit?": _layer(base, device_bytes),
         "What topology?": _topology(base, per_node),
-        "Memory or throughput?": _throughput(base, device_bytes, found),
+        "Memory or throughput?": _throughput(base, device_bytes, found, per_node),
     }
 
 
@@ -98,12 +98,12 @@ def _topology(base: Estimate, per_node: int) -> str:
     return "a rank sends in a step " + "; ".join(told) + unknown
 
 
-def _throughput(base: Estimate, device_bytes: int | None, found: Sequence[Change]) -> str:
+def _throughput(base: Estimate, device_bytes: int | None, found: Sequence[Change], per_node: int) -> str:
     if device_bytes is None:
         return "say --device-gib for what would fit"
     room = device_bytes - base.worst.total_bytes
     if room < 0:
-        return f"memory: {gib(-room)} are missing; {_remedy(base, device_bytes, found)}"
+        return f"memory: {gib(-room)} are missing; {_remedy(base, device_bytes, found, per_node)}"
     spent = [name for name, layout, training in _luxuries(base) if _fits(base, layout, training, device_bytes)]
     answer = f"{gib(room)} are free"
     if not spent:
@@ -111,10 +111,10 @@ def _throughput(base: Estimate, device_bytes: int | None, found: Sequence[Change
     return f"throughput: {answer}, enough for {' or '.join(spent)}"
 
 
-def _remedy(base: Estimate, device_bytes: int, found: Sequence[Change]) -> str:
+def _remedy(base: Estimate, device_bytes: int, found: Sequence[Change], per_node: int) -> str:
     if found and found[0].fits:
         return f"{found[0].option} is enough, with {gib(device_bytes - found[0].peak_bytes)} to spare"
-    together = combined(base, device_bytes)
+    together = combined(base, device_bytes, per_node)
     if not together:
         return "no change and no six of them make it fit: it needs more ranks, or a smaller model"
     room = gib(device_bytes - together[-1].peak_bytes)

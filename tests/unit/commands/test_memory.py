@@ -155,8 +155,16 @@ def test_items_and_stages_add_up_in_json(config: str) -> None:
     assert content["model"]["parameters"] == 8_030_261_248
 
 
-def test_each_change_says_what_really_comes_out_when_it_is_made(config: str) -> None:
-    base = ("--config", config, "--sequence", "8192", "--micro-batch", "2", "--attention", "eager", "--dp", "8")
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ("--dp", "8", "--attention", "eager"),
+        ("--dp", "8", "--fsdp", "--replicas", "2", "--no-reshard-after-forward"),
+        ("--dp", "4", "--tp", "2", "--pp", "2", "--schedule", "interleaved", "--chunks", "2", "--micro-batches", "4"),
+    ],
+)
+def test_each_change_says_what_really_comes_out_when_it_is_made(config: str, layout: tuple[str, ...]) -> None:
+    base = ("--config", config, "--sequence", "8192", "--micro-batch", "2", *layout)
 
     content = told(*base)
 
@@ -165,6 +173,17 @@ def test_each_change_says_what_really_comes_out_when_it_is_made(config: str) -> 
         kept = [*base, *change["option"].split()]  # of two equal options the last one counts
         assert told(*kept)["peak_bytes"] == change["peak_bytes"], change["name"]
         assert change["saved_bytes"] == content["peak_bytes"] - change["peak_bytes"] > 0
+
+
+def test_tensor_parallelism_is_not_offered_beyond_a_node(config: str) -> None:
+    base = ("--config", config, "--sequence", "8192", "--dp", "4", "--tp", "4")
+
+    offered = {
+        size: [each["name"] for each in told(*base, "--per-node", size)["changes"] if each["name"].startswith("tensor")]
+        for size in ("4", "8")
+    }
+
+    assert offered == {"4": [], "8": ["tensor parallel 4 to 8"]}
 
 
 def test_changes_that_make_it_fit_come_first_and_those_that_send_least_before_the_others(config: str) -> None:
