@@ -146,7 +146,7 @@ def _stuck(case: str, wanted: Mapping[str, Any]) -> bool:
         f"{case:24} {first['kind']} after {took:5.1f} s, at once named {first['ranks']}, "
         f"verdict {verdict.get('name')} {verdict.get('culprits')}{'' if right and named else '  WRONG'}"
     )
-    return took <= ALLOWED_SECONDS and right and named
+    return 0.0 <= took <= ALLOWED_SECONDS and right and named
 
 
 def _healthy() -> bool:
