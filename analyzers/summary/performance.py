@@ -118,7 +118,7 @@ def _group(op: str, rows: pd.DataFrame) -> dict[str, Any]:
         "exposed_seconds": _seconds(rows["exposed_ns"].sum()),
         "wait_seconds": _seconds(rows["waiting_ns"].sum()),
         "transfer_seconds": _seconds(took / max(calls, 1)),
-        "bus_gigabytes_per_second": round(float(rows["moved"].sum()) / took, 3) if took > 0 else None,
+        "bus_gigabytes_per_second": round(float(rows["moved"].sum()) / took, 6) if took > 0 else None,
     }
 
 
