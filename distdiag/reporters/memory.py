@@ -18,6 +18,7 @@ SCHEMA = "distdiag.memory/1"
 MOST_CHANGES = 6
 """More is no longer a choice."""
 MOST_RECORDED = 12
+MOST_STAGES = 16
 LABEL = 15
 
 
@@ -80,6 +81,9 @@ def _sources(worst: StageEstimate) -> Sequence[str]:
 
 
 def _stages(stages: Sequence[StageEstimate], width: int) -> list[Line]:
+    """One row a stage; of very many, the fullest."""
+    fullest = sorted(stages, key=lambda each: -each.total_bytes)[:MOST_STAGES]
+    shown = sorted(fullest, key=lambda each: each.stage)
     rows = [("stage", "layers", "in flight", "states", "peak", "when")]
     rows += [
         (
@@ -90,9 +94,12 @@ def _stages(stages: Sequence[StageEstimate], width: int) -> list[Line]:
             gib(each.total_bytes),
             each.moment,
         )
-        for each in stages
+        for each in shown
     ]
-    return table(rows, indent=2, width=width, styles=["dim", *("" for _ in stages)])
+    lines = table(rows, indent=2, width=width, styles=["dim", *("" for _ in shown)])
+    if len(stages) > len(shown):
+        lines.append((Span(f"  and {len(stages) - len(shown)} stages that need less", "dim"),))
+    return lines
 
 
 def _recorded(comparison: Comparison, width: int) -> list[Line]:

@@ -144,6 +144,14 @@ def test_table_of_items_comes_before_the_changes_and_the_questions(config: str) 
     assert places == sorted(places)
 
 
+def test_of_very_many_stages_the_fullest_are_shown(config: str) -> None:
+    text, _ = asked("--config", config, "--sequence", "1024", "--pp", "32", "--micro-batches", "32")
+
+    rows = [line.split() for line in text.split("stage  layers", 1)[1].split("\n\n", 1)[0].splitlines()[1:]]
+    assert [int(row[0]) for row in rows[:-1]] == [*range(15), 31]  # the last has the head and the logits
+    assert " ".join(rows[-1]) == "and 16 stages that need less"
+
+
 def test_items_and_stages_add_up_in_json(config: str) -> None:
     content = told("--config", config, "--sequence", "4096", "--pp", "4", "--micro-batches", "8", "--tp", "2")
 
