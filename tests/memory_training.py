@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, VOCABULARY, SEQUENCE, SAMPLES = 4, 64, 4, 2, 128, 128, 4
@@ -54,7 +54,7 @@ class Attention(nn.Module):
             weights = dropped(torch.softmax((q * self.size**-0.5) @ k.transpose(2, 3), -1))
             mixed = weights @ v
         else:
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         result: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(-2))
         return result
 
@@ -67,7 +67,7 @@ class Mlp(nn.Module):
         self.down = nn.Linear(WIDTH, HIDDEN)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        inner = F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x)
+        inner = functional.gelu(self.up(x)) if self.gate is None else functional.silu(self.gate(x)) * self.up(x)
         result: torch.Tensor = self.down(inner)
         return result
 
@@ -125,7 +125,7 @@ class OnlyBackwards:
 
 
 def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 def train(
