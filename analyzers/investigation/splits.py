@@ -17,6 +17,8 @@ EXCHANGES = frozenset({"all_to_all_single", "all_to_all", "all_gather"})
 CHECKED_ROWS = 20_000
 """Up to here every exchange is checked; of more, the newest: one that does not fit rarely lets a run go on."""
 NEWEST = 3
+SIDES = ("rank", "op", "shapes", "output_shapes", "input_splits", "output_splits")
+"""Columns that tell what goes from whom to whom."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,7 @@ def _shape(rows: pd.DataFrame) -> tuple[object, ...]:
 
 
 def _mismatch(run: Run, key: str, seq: int, rows: pd.DataFrame, members: Sequence[int]) -> SplitMismatch | None:
-    sides = {int(row.rank): _sides(row, len(members)) for row in records(rows)}
+    sides = {int(row.rank): _sides(row, len(members)) for row in records(rows[list(SIDES)])}
     bad = [
         (sender, receiver, sides[sender][0][there], sides[receiver][1][here])
         for here, sender in enumerate(members)

@@ -69,8 +69,8 @@ def _healthy(run: Run) -> Verdict:
     if run.only_measured:
         return _nothing_in_tables(run)
     calls = counted(len(run.calls), "call")
-    lives = lives_of(run)
-    running = [rank for rank in run.ranks if lives[rank].end is End.RUNNING]
+    lives = lives_of(run) if run.alive else {}
+    running = [rank for rank, life in lives.items() if life.end is End.RUNNING]
     if running:
         return _running(run, running, calls)
     if recorded(run) == frozenset(run.ranks):

@@ -32,7 +32,7 @@ def strangers(run: Run) -> list[Pair]:
     candidates = {
         pair for members in averaging for pair in combinations(sorted(set(members) & set(run.ranks))[:MOST_RANKS], 2)
     }
-    return sorted(candidates - _partners(run, averaging))
+    return sorted(candidates - _partners(run, averaging)) if candidates else []
 
 
 def _partners(run: Run, averaging: set[tuple[int, ...]]) -> set[Pair]:
@@ -45,18 +45,19 @@ def _partners(run: Run, averaging: set[tuple[int, ...]]) -> set[Pair]:
         .itertuples(index=False)
     }
     largest = max((len(members) for members in averaging), default=0)
-    for members in _members_of(calls[~calls["p2p"]]):
+    for members in _members_of(calls, ~calls["p2p"]):
         # The world, or a group that holds several data-parallel ones, tells nothing of any two of its ranks.
         if members not in averaging and 1 < len(members) < largest:
             found |= set(combinations(sorted(members), 2))
         elif members not in averaging and not any(set(members) >= set(each) for each in averaging):
             found |= set(combinations(sorted(members)[:MOST_RANKS], 2))
-    forward = calls[(calls["phase"] == "forward") & calls["op"].isin(EXCHANGES) & calls["module"].isna()]
-    for members in _members_of(forward):
+    forward = (calls["phase"] == "forward") & calls["op"].isin(EXCHANGES) & calls["module"].isna()
+    for members in _members_of(calls, forward):
         found |= set(combinations(sorted(members)[:MOST_RANKS], 2))
     return found
 
 
-def _members_of(calls: pd.DataFrame) -> list[tuple[int, ...]]:
-    keys = calls.drop_duplicates("group_key")
+def _members_of(calls: pd.DataFrame, mask: "pd.Series[bool]") -> list[tuple[int, ...]]:
+    # Of a million calls each copy of all their columns takes hundreds of megabytes.
+    keys = calls.loc[mask, ["group_key", "members"]].drop_duplicates("group_key")
     return [members for members in keys["members"] if members is not None]

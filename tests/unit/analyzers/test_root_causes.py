@@ -125,7 +125,7 @@ def test_logs_that_stop_all_at_once_do_not_tell(tmp_path: Path) -> None:
     found = verdict(logs, tmp_path)
 
     assert found.name == "insufficient-evidence"
-    assert "still goes on" in found.summary
+    assert "killed from outside" in found.summary
 
 
 def test_a_group_that_all_are_making_is_stuck(tmp_path: Path) -> None:
