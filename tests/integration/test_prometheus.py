@@ -42,7 +42,7 @@ def scraping(directory: Path, exporter: int) -> Iterator[int]:
     """Run a server that scrapes a port of the loopback; give its own port."""
     port = free_port()
     configuration = directory / "prometheus.yml"
-    rules = ROOT / "monitoring" / "alerts.yml"
+    rules = ROOT / "distdiag" / "monitoring" / "alerts.yml"
     configuration.write_text(CONFIGURATION.format(rules=rules, port=exporter))
     data, address = directory / "data", f"--web.listen-address=127.0.0.1:{port}"
     with process("prometheus", f"--config.file={configuration}", f"--storage.tsdb.path={data}", address):

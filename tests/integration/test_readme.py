@@ -7,7 +7,7 @@ from tests.write_readme import COMMAND, FINDINGS, README, TRUTH, findings, print
 
 TEXT = README.read_text()
 LONGEST = 200
-"""Lines beside the table of findings, which has one for each."""
+"""Lines: what is longer is not read."""
 
 
 def blocks() -> list[str]:

@@ -15,7 +15,7 @@ from distdiag.live.snapshot import Snapshot, snapshot_of
 from distdiag.reporters.prometheus import metrics, render
 from tests.watching import Watched
 
-MONITORING = Path(__file__).parents[3] / "monitoring"
+MONITORING = Path(__file__).parents[3] / "distdiag" / "monitoring"
 LINE = re.compile(r'[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? -?[0-9.e+-]+')
 
 
