@@ -70,8 +70,10 @@ def _told(facts: ibis.Value) -> dict[str, ibis.Value]:
 
 def _exclusive(frame: pd.DataFrame) -> pd.DataFrame:
     """Take communication and pauses out of the parts they fall into."""
-    told = {"tokens", "length", "length_squared", "cpu_ns"}
-    frame = frame.fillna({name: 0 for name in frame.columns if name not in told}).astype({"cpu_ns": "float64"})
+    told = {"tokens", "length", "length_squared", "cpu_ns", "queued_ns"}
+    frame = frame.fillna({name: 0 for name in frame.columns if name not in told}).astype(
+        {"cpu_ns": "float64", "queued_ns": "float64"}
+    )
     step = (frame["end_ns"] - frame["start_ns"]).astype("float64")
     raw = {name: frame[f"{name}_ns"].astype("float64") for name in PHASES}
     held = {name: np.minimum(frame[f"in_{name}_ns"].astype("float64"), raw[name]) for name in PHASES}
@@ -86,6 +88,6 @@ def _exclusive(frame: pd.DataFrame) -> pd.DataFrame:
         "other_ns": between - elsewhere - checkpoint,
         "communication_ns": communication,
         "waiting_ns": np.minimum(frame["waiting_ns"].astype("float64"), communication),
-        "own_ns": np.maximum(step - communication - frame["queued_ns"].astype("float64"), 0.0),
+        "own_ns": np.maximum(step - communication - frame["queued_ns"].fillna(0.0), 0.0),
     }
     return frame.drop(columns=[f"in_{name}_ns" for name in PHASES]).assign(**columns)

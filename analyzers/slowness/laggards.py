@@ -69,11 +69,11 @@ def laggards_in(grid: Grid, measured: Measured) -> list[Laggard]:
     excess = own - of_others(own)
     late = excess >= np.maximum(LEAST_NS, SLOWER_BY * grid.step_ns)
     # A processor that is fought over slows a rank by more than the queue for it: locks are held by who does not run.
-    queued = np.median(grid["queued_ns"], axis=1)
+    queued = np.median(np.nan_to_num(grid["queued_ns"]), axis=1)
     rows = [
         row
         for row in range(len(grid.ranks))
-        if late[row].mean() >= LATE_STEPS and np.median(excess[row]) >= queued[row]
+        if late[row].mean() >= LATE_STEPS and np.median(excess[row]) >= queued[row] and _is_its_own(grid, row, excess)
     ]
     gain = _gain(own, rows)
     if not rows or np.median(gain) < WORTH * np.median(grid.step_ns):
@@ -83,6 +83,15 @@ def laggards_in(grid: Grid, measured: Measured) -> list[Laggard]:
     if sum(each.caused_ns for each in found) < WAITED_FOR * max(each.late_by_ns for each in found) * len(grid.steps):
         return []
     return sorted(found, key=lambda each: (-each.late_by_ns, each.rank))
+
+
+def _is_its_own(grid: Grid, row: int, excess: Numbers) -> bool:
+    """Return whether a rank is late by itself: where nothing tells how long it waited for a processor, it has to have
+    computed longer, or waited for data."""
+    if not np.isnan(grid["queued_ns"][row]).all() or np.isnan(grid["cpu_ns"]).any():
+        return True
+    explained = max(_difference(grid["cpu_ns"], row), _difference(grid["data_ns"], row))
+    return explained >= MAIN_PART * float(np.median(excess[row]))
 
 
 def _laggard(grid: Grid, row: int, excess: Numbers, late: Numbers, gain_ns: float, measured: Measured) -> Laggard:

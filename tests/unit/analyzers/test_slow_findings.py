@@ -164,6 +164,17 @@ def test_where_processors_are_fought_over_nobody_is_accused(tmp_path: Path) -> N
     assert told(logs, tmp_path).findings == ()
 
 
+@pytest.mark.parametrize(("longer", "name"), [(0, "healthy"), (25_000_000, "compute-straggler")])
+def test_where_the_queue_is_unknown_a_rank_has_to_have_computed_longer(tmp_path: Path, longer: int, name: str) -> None:
+    logs = trained(one(2, "forward", 0.03))
+    for rank in logs:
+        for record in rank.records:
+            if isinstance(record, events.Step):
+                record.cpu_ns = 50_000_000 + longer * (rank.rank == 2)
+
+    assert told(logs, tmp_path).verdict.name == name
+
+
 def test_two_slow_ranks_are_both_told_with_what_mending_both_gains(tmp_path: Path) -> None:
     def parts(rank: int, step: int) -> Parts:
         return one(5 if rank == 5 else 2, "forward", 0.03)(rank, step)
