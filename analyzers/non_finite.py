@@ -9,7 +9,8 @@ How it is found
     of peers are added to them. The first step and the ranks that had it then are reported. On the host it is said
     whether the model's input or its parameters already held such values; in the steps after the first one modules are
     watched too, and the first one whose output is not finite is named (``DISTDIAG_NUMERICS=modules`` does so from the
-    start). Gradients that overflow under a loss scaler are how it finds its scale, and no finding.
+    start). Gradients that overflow under a loss scaler are how it finds its scale, and no finding. A loss that left
+    all bounds on all ranks alike before is told as such: a warning, behind findings that name a rank or a line.
 
 What to do
     Look at the samples of that rank in that step. If they are in order, run the step again: the same result points to
@@ -23,7 +24,7 @@ import pandas as pd
 from distdiag.analyzers._wording import named
 from distdiag.analyzers.investigation.trust import data_in_words
 from distdiag.analyzers.training.batches import batches_in_words
-from distdiag.analyzers.training.nonfinite import LOCAL, nonfinite_rows
+from distdiag.analyzers.training.nonfinite import DIVERGED, LOCAL, diverged, nonfinite_rows
 from distdiag.analyzers.training.records import numerics_of
 from distdiag.findings import Finding, Severity
 from distdiag.run import Run
@@ -55,6 +56,9 @@ def analyze(run: Run) -> Iterator[Finding]:
     heard = {int(rank) for rank in run.numerics["rank"]}
     culprits = ranks if set(ranks) < heard else ()
     later = tuple(sorted({int(rank) for rank in rows["rank"]} - set(ranks)))
+    if not culprits and (way := diverged(run, step)) is not None:
+        yield _of_itself(step, ranks, way, run)
+        return
     origin, told = _origins(run, step, ranks)
     recovered = _recovered(run, step)
     yield Finding(
@@ -68,6 +72,22 @@ def analyze(run: Run) -> Iterator[Finding]:
         cause=origin,
         evidence=(*told, *batches_in_words(run, culprits, step), data_in_words(run)),
         action=_action(culprits, step, origin, told),
+    )
+
+
+def _of_itself(step: int, ranks: tuple[int, ...], way: tuple[float, float], run: Run) -> Finding:
+    first, last = way
+    return Finding(
+        code=CODE,
+        name=NAME,
+        severity=Severity.WARNING,
+        summary=f"the loss left all bounds on all of {named(ranks) if ranks else 'the ranks'}, from {first:.3g} "
+        f"at first to {last:.3g}, and was not finite in step {step}\n"
+        "All ranks went the same way: that points to the learning rate or to the loss itself, not to a rank.",
+        step=step,
+        cause=DIVERGED,
+        evidence=(data_in_words(run),),
+        action=("lower the learning rate, or clip the gradients", "check that the loss has a minimum"),
     )
 
 

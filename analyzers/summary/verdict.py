@@ -8,6 +8,7 @@ from distdiag.analyzers.investigation.lives import End, lives_of
 from distdiag.analyzers.investigation.sources import healthy_confidence, in_words, recorded
 from distdiag.analyzers.investigation.trust import data_in_words
 from distdiag.analyzers.performance.accusations import unexplained_in
+from distdiag.analyzers.training.nonfinite import DIVERGED
 from distdiag.findings import Confidence, Finding, Severity, Verdict
 from distdiag.run import Run
 
@@ -28,6 +29,8 @@ def by_gravity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 def _gravity(finding: Finding) -> tuple[bool, bool, int, int, str, tuple[int, ...], str]:
     family = FAMILIES.index(finding.code[:3]) if finding.code[:3] in FAMILIES else len(FAMILIES)
+    if finding.cause == DIVERGED:  # the doing of no rank and no machine: what names one says more
+        family = FAMILIES.index("DD1")
     root = finding.name in ROOTS and finding.severity is Severity.ERROR
     return (
         finding.severity is Severity.INFO,

@@ -12,6 +12,10 @@ from distdiag.run import Run
 WORDS = ("nan", "inf", "infinity")
 LOCAL = ("loss", "gradient")
 """What a rank computed before anything of its peers was added to it."""
+DIVERGED = "diverged"
+"""Cause of a loss that left all bounds by itself."""
+OUT_OF_BOUNDS = 1e6
+"""Times the first loss: no training that works comes there."""
 
 
 def is_nonfinite(value: Any) -> bool:
@@ -36,6 +40,23 @@ def nonfinite_rows(run: Run) -> pd.DataFrame:
     known = set(numerics[numerics["loss"].notna()]["rank"])
     said = said[~said["rank"].isin(known)].assign(name="loss")
     return pd.concat([told, said], ignore_index=True).drop_duplicates().sort_values(["step", "rank", "name"])
+
+
+def diverged(run: Run, step: int) -> tuple[float, float] | None:
+    """Return the first and the last finite loss if it left all bounds before a step, on every rank alike.
+
+    That is what a learning rate or a loss without a minimum does, not a rank or a machine.
+    """
+    numerics = numerics_of(run)
+    losses = numerics[numerics["loss"].notna() & (numerics["step"] < step)].sort_values("step")
+    losses = losses[[isinstance(value, int | float) and math.isfinite(value) for value in losses["loss"]]]
+    heard = set(numerics["rank"])
+    if losses.empty or set(losses["rank"]) != heard:
+        return None
+    first, last = (losses.groupby("rank")["loss"].agg(which).astype("float64") for which in ("first", "last"))
+    if (last.abs() < OUT_OF_BOUNDS * first.abs().clip(lower=1.0)).any():
+        return None
+    return float(first.iloc[0]), float(last.iloc[0])
 
 
 def first_nonfinite(run: Run, ranks: Iterable[int]) -> int | None:

@@ -245,3 +245,36 @@ def test_samples_repeated_to_fill_the_last_batch_are_in_order(tmp_path: Path) ->
         rank.exit()
 
     assert serious(logs.load(tmp_path)) == []
+
+
+def diverging(growth: float, *, alone: bool = False) -> Logs:
+    """Return logs in which the loss grows by a factor each step, until it is no number; ``alone``: on rank 1."""
+    logs = Logs(world_size=2)
+    for step in range(8):
+        for rank in logs:
+            rank.step = step
+            if step < 7 or (alone and rank.rank == 0):
+                noted(rank, loss=growth**step)
+            else:
+                noted(rank, loss="nan", nonfinite=["loss"])
+            stepped(rank)
+    return logs
+
+
+def test_a_loss_that_leaves_all_bounds_on_all_ranks_is_told_as_that(tmp_path: Path) -> None:
+    (found,) = [each for each in serious(diverging(100.0).load(tmp_path)) if each.name == "non-finite"]
+
+    assert (found.culprits, found.cause, found.severity) == ((), "diverged", Severity.WARNING)
+    assert found.summary.startswith("the loss left all bounds on all of ranks 0-1, from 1 at first to 1e+12")
+
+
+def test_a_loss_within_bounds_that_is_suddenly_no_number_is_an_error(tmp_path: Path) -> None:
+    (found,) = [each for each in serious(diverging(1.5).load(tmp_path)) if each.name == "non-finite"]
+
+    assert (found.cause, found.severity) == (None, Severity.ERROR)
+
+
+def test_one_rank_alone_is_blamed_however_the_loss_grew(tmp_path: Path) -> None:
+    (found,) = [each for each in serious(diverging(100.0, alone=True).load(tmp_path)) if each.name == "non-finite"]
+
+    assert (found.culprits, found.severity) == ((1,), Severity.ERROR)
