@@ -18,6 +18,7 @@ FIRST_WORDS = {
     "rank-guarded-collective": "DIVERGED  rank 0 ",
     "out-of-memory": "OUT OF MEMORY  rank 1 ",
     "shape-mismatch": "DIVERGED  rank 3 ",
+    "bad-sample": "SILENTLY WRONG  the loss of rank 2 ",
     "healthy": "HEALTHY  ",
 }
 

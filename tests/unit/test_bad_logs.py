@@ -324,13 +324,15 @@ def test_an_event_of_every_kind_is_read_back(tmp_path: Path) -> None:
         events.Dropped(time_ns=rank.now_ns, reason="cap", records=3),
         events.Replay(time_ns=rank.now_ns, calls=[1, 1]),
         events.Status(group="0", time_ns=rank.now_ns, last_completed=1),
+        events.Loader(loader=1, time_ns=rank.now_ns),
+        events.Wrapper(wrapper=1, name="DistributedDataParallel", group="0", time_ns=rank.now_ns),
     )
 
     run = logs.load(tmp_path)
 
     kinds = {type(record) for record in rank.records}
     assert kinds == set(events.EVENTS)
-    more = (run.headers, run.replays, run.statuses)
+    more = (run.headers, run.replays, run.statuses, run.loaders, run.wrappers)
     frames = (*more, run.memory, run.numerics, run.stacks, run.gc, run.compiles, run.decisions, run.dropped)
     assert all(len(frame) == 1 for frame in frames)
     assert run.quality.dropped_records == {0: 3}

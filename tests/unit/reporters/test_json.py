@@ -66,4 +66,4 @@ def test_numbers_that_json_does_not_know_become_null() -> None:
 
 
 def test_every_format_has_its_reporter() -> None:
-    assert list(REPORTERS) == ["text", "json"]
+    assert list(REPORTERS) == ["text", "json", "html"]
