@@ -55,6 +55,15 @@ PIPELINE_CATEGORIES = {
 }
 """Without its module tracker it takes for temporary what is computed again, and gradients that are being sent."""
 
+MOMENTS_APART = {
+    "Parameter": SHARED_CATEGORIES["Parameter"],
+    "Optstate": SHARED_CATEGORIES["Optstate"],
+    "Gradient + Activation + Temp": tuple(
+        item for name in ("Gradient", "Activation", "Temp") for item in SHARED_CATEGORIES[name]
+    ),
+}
+"""Gathers and scatters end when they do: which of two moments is the peak, both of nearly the same size, is chance."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
@@ -82,7 +91,11 @@ WAYS: Mapping[str, Way] = {
         categories=FSDP_CATEGORIES,
     ),
     "tensor": Way(layout={"tensor": RANKS}),
-    "sequence": Way(layout={"tensor": RANKS, "sequence_parallel": True}, training={"keeps_gathered_sequence": True}),
+    "sequence": Way(
+        layout={"tensor": RANKS, "sequence_parallel": True},
+        training={"keeps_gathered_sequence": True},
+        categories=MOMENTS_APART,
+    ),
     "gpipe": Way(layout={**PIPELINE, "schedule": Schedule.GPIPE}, categories=PIPELINE_CATEGORIES),
     "1f1b": Way(layout=PIPELINE, categories=PIPELINE_CATEGORIES),
     "interleaved": Way(
