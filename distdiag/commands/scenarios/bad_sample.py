@@ -25,7 +25,7 @@ class Samples(Dataset[torch.Tensor]):
 
 
 def main() -> None:
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=5))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(minutes=1))
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
