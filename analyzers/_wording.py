@@ -2,20 +2,15 @@
 
 from collections.abc import Iterable
 
+from distdiag import events
+
 SECOND_NS = 1_000_000_000
 MANY_MEMBERS = 1
 
 
 def fold(ranks: Iterable[int]) -> str:
     """Return ranks as ``0-2,5``."""
-    ordered = sorted(set(ranks))
-    runs: list[list[int]] = []
-    for rank in ordered:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return events.folded(sorted(set(ranks)))
 
 
 def named(ranks: Iterable[int]) -> str:

@@ -122,7 +122,10 @@ def _log_directory(directory: Path, environ: Environment) -> Iterator[Check]:
         return
     shipped = f"; {directory} is on a network file system, and a thread ships what is written there" if remote else ""
     yield Check(subject="log directory", state=GOOD, told=f"records can be written to {written}{shipped}")
-    needed = RANKS_OF_A_HOST * resolve(environ={}).max_bytes
+    try:
+        needed = RANKS_OF_A_HOST * resolve(environ=environ).max_bytes
+    except DistdiagError:
+        return  # what is wrong with the settings is said by the check of these
     yield Check(
         subject="free space",
         state=GOOD if free >= needed else NOTE,

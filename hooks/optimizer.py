@@ -16,8 +16,7 @@ def install(recorder: Recorder) -> Undo:
 def _install(recorder: Recorder, optimizer: ModuleType) -> Undo:
     def before(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
         with guard("note the begin of an optimizer step"):
-            if recorder.flights:
-                recorder.poll()  # gradients are there: what the backward waited for in C++ has ended by now
+            recorder.poll()  # gradients are there: what the backward waited for in C++ has ended by now
             recorder.loop.begin_optimizer()
 
     def after(_optimizer: Any, _args: Any, _kwargs: Any) -> None:

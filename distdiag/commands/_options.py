@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import click
 
+from distdiag import events
 from distdiag.reporters import REPORTERS
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -18,6 +19,16 @@ def logs_argument(function: Command) -> Command:
     return click.argument(
         "logs", type=click.Path(path_type=Path), envvar="DISTDIAG_DIR", default=DEFAULT_DIRECTORY, metavar="[LOGS]"
     )(function)
+
+
+def chosen_ranks(text: str | None) -> tuple[int, ...] | None:
+    """Return the ranks that an option names as ``0-7,12``; None where it was not given."""
+    if text is None:
+        return None
+    try:
+        return events.unfolded(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text} are no ranks; write them as 0-3,8") from error
 
 
 def report_options(function: Command) -> Command:

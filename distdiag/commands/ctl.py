@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from distdiag import events, requests
+from distdiag.commands import _options
 from distdiag.errors import DistdiagError
 from distdiag.requests import Request
 
@@ -61,10 +62,8 @@ def command(logs: Path, ask: str, value: str | None, ranks: str | None, wait: fl
 
 
 def _request(ask: str, value: str | None, ranks: str | None) -> Request:
-    try:
-        chosen = None if ranks is None else list(events.unfolded(ranks))
-    except ValueError as error:
-        raise click.BadParameter(f"{ranks} are no ranks; write them as 0-3,8") from error
+    named = _options.chosen_ranks(ranks)
+    chosen = None if named is None else list(named)
     if ask == "detail":
         if value not in ("up", "down", "normal"):
             raise click.BadParameter("say detail up, detail down or detail normal")

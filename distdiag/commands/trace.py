@@ -12,7 +12,6 @@ from distdiag.commands import _options
 from distdiag.errors import DistdiagError
 
 RANGE = re.compile(r"(\d*):(\d*)")
-RANKS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 
 @click.command("trace", short_help="Write a run as a trace that Perfetto opens.")
@@ -28,7 +27,8 @@ def command(logs: Path, output: Path, steps: str | None, ranks: str | None) -> i
     Open it at ui.perfetto.dev or in chrome://tracing. FILE may end in .json or .json.gz.
     """
     first, last = _steps(steps)
-    wanted = _ranks(ranks)
+    chosen = _options.chosen_ranks(ranks)
+    wanted = None if chosen is None else frozenset(chosen)
 
     from distdiag.analyzers import diagnose  # pandas and duckdb: not for --help
     from distdiag.importers import load
@@ -72,12 +72,3 @@ def _steps(text: str | None) -> tuple[int | None, int | None]:
     if first is not None and last is not None and first > last:
         raise click.UsageError(f"--steps {text} ends before it begins")
     return first, last
-
-
-def _ranks(text: str | None) -> frozenset[int] | None:
-    if text is None:
-        return None
-    if not RANKS.fullmatch(text):
-        raise click.UsageError(f"--ranks is a list like 0-7,12, not {text!r}")
-    spans = [tuple(map(int, part.split("-"))) for part in text.split(",")]
-    return frozenset(rank for span in spans for rank in range(span[0], span[-1] + 1))

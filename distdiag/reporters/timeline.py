@@ -19,7 +19,7 @@ from distdiag.run import Run
 MOST_CALLS = 400_000
 """A browser opens a trace of so many slices, and hardly one of more."""
 STEPS, PHASES, PAUSES = 1, 2, 3
-FIRST_GROUP = 10
+FIRST_GROUP = 1000
 """Number of the first track of a group."""
 LANES = 100
 """Track numbers set aside for one group: calls that overlap cannot share a track."""

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from distdiag import events
+
 HEADLINES = {
     "healthy": "HEALTHY",
     "insufficient-evidence": "CANNOT TELL",
@@ -45,13 +47,7 @@ def colour(word: str) -> str:
 
 def fold(ranks: Iterable[int]) -> str:
     """Write ranks as ranges: ``0-2,5``."""
-    runs: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if runs and runs[-1][1] == rank - 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
+    return events.folded(sorted(set(ranks)))
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

@@ -59,6 +59,12 @@ def test_findings_and_scripts_that_a_page_names_exist(topic: str) -> None:
     assert all((ROOT / "tests" / "benchmarks" / script).exists() for script in scripts)
 
 
+def test_pages_name_most_commands() -> None:
+    """Otherwise the tests above look at nothing."""
+    told = {name for text in pages.topics().values() for name, _ in named(text)}
+    assert told >= {"analyze", "checkpoint", "ctl", "doctor", "explain", "memory", "stacks", "trace", "watch"}
+
+
 def test_a_page_is_shown_and_a_wrong_name_is_helped() -> None:
     shown = CliRunner().invoke(pages.command, ["hangs"], standalone_mode=False)
     assert shown.output.startswith("# The job hangs")

@@ -34,6 +34,15 @@ def test_a_directory_that_can_be_written_to_is_well_and_left_as_it_was(tmp_path:
     assert not directory.exists()
 
 
+def test_the_space_that_is_needed_follows_the_cap_of_a_log(tmp_path: Path) -> None:
+    small, huge = (
+        found(examine(tmp_path, {"DISTDIAG_MAX_BYTES": str(cap)}), "free space") for cap in (1 << 20, 1 << 50)
+    )
+
+    assert (small.state, huge.state) == (GOOD, NOTE)
+    assert "free space" not in {check.subject for check in examine(tmp_path, {"DISTDIAG_MAX_BYTES": "much"})}
+
+
 def test_a_directory_that_cannot_be_made_is_bad(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
 
