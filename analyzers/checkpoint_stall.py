@@ -16,12 +16,10 @@ What to do
 
 from collections.abc import Iterator
 
-from distdiag.analyzers._wording import counted, named, seconds
-from distdiag.analyzers.investigation.trust import data_in_words
-from distdiag.analyzers.slowness.judged import judge
-from distdiag.analyzers.slowness.pauses import Pauses, pauses_in
-from distdiag.analyzers.slowness.telling import cost
-from distdiag.findings import Finding, Severity
+from distdiag.analyzers._wording import named, seconds
+from distdiag.analyzers.slowness.pauses import Pauses
+from distdiag.analyzers.slowness.telling import of_pauses
+from distdiag.findings import Finding
 from distdiag.run import Run
 
 CODE = "DD211"
@@ -30,33 +28,25 @@ NAME = "checkpoint-stall"
 
 def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding per role that loses its time to checkpoints."""
-    for grid in judge(run).roles:
-        pauses = pauses_in(grid, "checkpoint_ns")
-        if pauses is not None:
-            yield Finding(
-                code=CODE,
-                name=NAME,
-                severity=Severity.WARNING,
-                summary=_summary(pauses),
-                culprits=pauses.ranks,
-                victims=tuple(rank for rank in grid.ranks if pauses.ranks and rank not in pauses.ranks),
-                step=pauses.worst_step,
-                cause="one-rank-writes" if pauses.ranks else "all-ranks-write",
-                evidence=(
-                    f"{pauses.paused_steps} of {counted(pauses.steps, 'step')} have a checkpoint, of up to "
-                    f"{seconds(pauses.longest_ns)}",
-                    data_in_words(run),
-                ),
-                action=(
-                    *(
-                        ("write sharded checkpoints with torch.distributed.checkpoint: each rank writes its part",)
-                        if pauses.ranks
-                        else ()
-                    ),
-                    "write in the background: torch.distributed.checkpoint.async_save copies, and training goes on",
-                    "save less often, or to a faster file system first",
-                ),
-            )
+    yield from of_pauses(
+        run,
+        "checkpoint_ns",
+        code=CODE,
+        name=NAME,
+        what="a checkpoint",
+        summary=_summary,
+        cause=lambda pauses: "one-rank-writes" if pauses.ranks else "all-ranks-write",
+        action=_action,
+    )
+
+
+def _action(pauses: Pauses) -> tuple[str, ...]:
+    sharded = "write sharded checkpoints with torch.distributed.checkpoint: each rank writes its part"
+    return (
+        *((sharded,) if pauses.ranks else ()),
+        "write in the background: torch.distributed.checkpoint.async_save copies, and training goes on",
+        "save less often, or to a faster file system first",
+    )
 
 
 def _summary(pauses: Pauses) -> str:
@@ -65,4 +55,4 @@ def _summary(pauses: Pauses) -> str:
         subject = f"everyone waits {each} at a time for the checkpoints of {named(pauses.ranks)},"
     else:
         subject = f"training stands still {each} at a time for checkpoints,"
-    return f"{subject} in {pauses.paused_steps} of {pauses.steps} steps\n{cost(pauses)}"
+    return f"{subject} in {pauses.paused_steps} of {pauses.steps} steps"

@@ -17,13 +17,11 @@ What to do
 
 from collections.abc import Iterator
 
-from distdiag.analyzers._wording import counted, named, seconds, verb
-from distdiag.analyzers.investigation.trust import data_in_words
+from distdiag.analyzers._wording import named, seconds, verb
 from distdiag.analyzers.performance import accusations
-from distdiag.analyzers.slowness.judged import judge
-from distdiag.analyzers.slowness.pauses import Pauses, pauses_in
-from distdiag.analyzers.slowness.telling import cost
-from distdiag.findings import Finding, Severity
+from distdiag.analyzers.slowness.pauses import Pauses
+from distdiag.analyzers.slowness.telling import of_pauses
+from distdiag.findings import Finding
 from distdiag.run import Run
 
 CODE = "DD209"
@@ -32,28 +30,19 @@ NAME = "gc-pause"
 
 def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding per role whose ranks lose time to collections."""
-    for grid in judge(run).roles:
-        pauses = pauses_in(grid, "gc_ns")
-        if pauses is not None:
-            yield Finding(
-                code=CODE,
-                name=NAME,
-                severity=Severity.WARNING,
-                summary=_summary(pauses),
-                culprits=pauses.ranks,
-                victims=tuple(rank for rank in grid.ranks if pauses.ranks and rank not in pauses.ranks),
-                step=pauses.worst_step,
-                cause="garbage-collection",
-                evidence=(
-                    f"{pauses.paused_steps} of {counted(pauses.steps, 'step')} have a collection that others wait for, "
-                    f"of up to {seconds(pauses.longest_ns)}",
-                    data_in_words(run),
-                ),
-                action=(
-                    "call gc.freeze() when model and data are loaded: the collector leaves them alone then",
-                    "call gc.disable(), and gc.collect() every few hundred steps, on all ranks in the same step",
-                ),
-            )
+    yield from of_pauses(
+        run,
+        "gc_ns",
+        code=CODE,
+        name=NAME,
+        what="a collection that others wait for",
+        summary=_summary,
+        cause=lambda _: "garbage-collection",
+        action=lambda _: (
+            "call gc.freeze() when model and data are loaded: the collector leaves them alone then",
+            "call gc.disable(), and gc.collect() every few hundred steps, on all ranks in the same step",
+        ),
+    )
     yield from accusations.collections(run, CODE, NAME)
 
 
@@ -63,4 +52,4 @@ def _summary(pauses: Pauses) -> str:
         subject = f"everyone waits {seconds(pauses.lost_ns / pauses.paused_steps)} at a time for {who}"
     else:
         subject = f"garbage collections pause all ranks {seconds(pauses.lost_ns / pauses.paused_steps)} at a time,"
-    return f"{subject} in {pauses.paused_steps} of {pauses.steps} steps\n{cost(pauses)}"
+    return f"{subject} in {pauses.paused_steps} of {pauses.steps} steps"

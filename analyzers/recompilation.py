@@ -16,12 +16,10 @@ What to do
 
 from collections.abc import Iterator
 
-from distdiag.analyzers._wording import counted, named, seconds
-from distdiag.analyzers.investigation.trust import data_in_words
-from distdiag.analyzers.slowness.judged import judge
-from distdiag.analyzers.slowness.pauses import pauses_in
-from distdiag.analyzers.slowness.telling import cost
-from distdiag.findings import Finding, Severity
+from distdiag.analyzers._wording import named, seconds
+from distdiag.analyzers.slowness.pauses import Pauses
+from distdiag.analyzers.slowness.telling import of_pauses
+from distdiag.findings import Finding
 from distdiag.run import Run
 
 CODE = "DD210"
@@ -30,28 +28,22 @@ NAME = "recompilation"
 
 def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding per role that loses its time to compilations."""
-    for grid in judge(run).roles:
-        pauses = pauses_in(grid, "compile_ns")
-        if pauses is None:
-            continue
-        who = named(pauses.ranks) if pauses.ranks else "all ranks"
-        yield Finding(
-            code=CODE,
-            name=NAME,
-            severity=Severity.WARNING,
-            summary=f"{who} compiled the model anew in {pauses.paused_steps} of {pauses.steps} steps, "
-            f"{seconds(pauses.lost_ns / pauses.paused_steps)} at a time\n{cost(pauses)}",
-            culprits=pauses.ranks,
-            victims=tuple(rank for rank in grid.ranks if pauses.ranks and rank not in pauses.ranks),
-            step=pauses.worst_step,
-            cause="recompilation",
-            evidence=(
-                f"{pauses.paused_steps} of {counted(pauses.steps, 'step')} have a compilation, the longest of "
-                f"{seconds(pauses.longest_ns)}",
-                data_in_words(run),
-            ),
-            action=(
-                "run with TORCH_LOGS=recompiles: it names the guard that failed",
-                "mark the dimension that changes as dynamic (torch._dynamo.mark_dynamic), or pad to a few lengths",
-            ),
-        )
+    yield from of_pauses(
+        run,
+        "compile_ns",
+        code=CODE,
+        name=NAME,
+        what="a compilation",
+        summary=_summary,
+        cause=lambda _: NAME,
+        action=lambda _: (
+            "run with TORCH_LOGS=recompiles: it names the guard that failed",
+            "mark the dimension that changes as dynamic (torch._dynamo.mark_dynamic), or pad to a few lengths",
+        ),
+    )
+
+
+def _summary(pauses: Pauses) -> str:
+    who = named(pauses.ranks) if pauses.ranks else "all ranks"
+    each = seconds(pauses.lost_ns / pauses.paused_steps)
+    return f"{who} compiled the model anew in {pauses.paused_steps} of {pauses.steps} steps, {each} at a time"

@@ -1,12 +1,15 @@
 """Sentences that slow findings share: what a step loses, who waits where, and what a rank was seen at."""
 
+from collections.abc import Callable, Iterator
+
 from distdiag.analyzers._wording import counted, named, seconds
 from distdiag.analyzers.investigation.paths import short
 from distdiag.analyzers.investigation.trust import data_in_words
+from distdiag.analyzers.slowness.judged import judge
 from distdiag.analyzers.slowness.laggards import Laggard
-from distdiag.analyzers.slowness.pauses import Pauses
+from distdiag.analyzers.slowness.pauses import Pauses, pauses_in
 from distdiag.analyzers.slowness.sites import Seen, seen_at_work, waiting_at
-from distdiag.findings import Confidence
+from distdiag.findings import Confidence, Finding, Severity
 from distdiag.run import Run
 
 PARTS = {
@@ -43,6 +46,43 @@ def cost(pauses: Pauses) -> str:
         f"That is {percent(share)} of the job: without it a step would take {left} on average instead of "
         f"{seconds(whole)}."
     )
+
+
+def of_pauses(
+    run: Run,
+    column: str,
+    *,
+    code: str,
+    name: str,
+    what: str,
+    summary: Callable[[Pauses], str],
+    cause: Callable[[Pauses], str],
+    action: Callable[[Pauses], tuple[str, ...]],
+) -> Iterator[Finding]:
+    """Yield one finding per role that loses its time to the pauses in a column of the ledger.
+
+    ``what`` names one pause; ``cost`` is added to the sentence that ``summary`` makes.
+    """
+    for grid in judge(run).roles:
+        pauses = pauses_in(grid, column)
+        if pauses is None:
+            continue
+        yield Finding(
+            code=code,
+            name=name,
+            severity=Severity.WARNING,
+            summary=f"{summary(pauses)}\n{cost(pauses)}",
+            culprits=pauses.ranks,
+            victims=tuple(rank for rank in grid.ranks if pauses.ranks and rank not in pauses.ranks),
+            step=pauses.worst_step,
+            cause=cause(pauses),
+            evidence=(
+                f"{pauses.paused_steps} of {counted(pauses.steps, 'step')} have {what}, the longest of "
+                f"{seconds(pauses.longest_ns)}",
+                data_in_words(run),
+            ),
+            action=action(pauses),
+        )
 
 
 def where(laggard: Laggard, seen: Seen | None) -> str:
