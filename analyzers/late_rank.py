@@ -7,7 +7,7 @@ What it means
 
 How it is found
     The waiting ends at a rank that waits for nobody and is inside a phase of the user's, or that issued the awaited
-    call after the others had given up.
+    call after the others had given up, or in the last moments of their timeout.
 
 What to do
     Give that work a longer timeout, do it before the process group is made, or do it once and let the others read
@@ -39,13 +39,19 @@ def _summary(incident: Incident, absence: Absence) -> str:
     place = absence.places[0]
     late = "had not come"
     if absence.arrived_ns is not None and absence.wait.given_up_ns is not None:
-        late = f"came {seconds(absence.arrived_ns - absence.wait.given_up_ns)} too late"
+        late = _came(absence.arrived_ns, absence.wait.since_ns, absence.wait.given_up_ns)
     site = f" ({short(place.site)})" if place.site is not None else ""
     it = "It" if len(incident.culprits) == 1 else f"rank {place.rank}"
     return (
         f"{named(incident.culprits)} {late} to {incident.operation}{incident.at_step}\n"
         f"{it} {place.doing}{site}; {waiting(incident, absence)}."
     )
+
+
+def _came(arrived_ns: int, since_ns: int, given_up_ns: int) -> str:
+    if arrived_ns > given_up_ns:
+        return f"came {seconds(arrived_ns - given_up_ns)} too late"
+    return f"came {seconds(arrived_ns - since_ns)} after the first"
 
 
 def _action(incident: Incident, absence: Absence) -> tuple[str, ...]:

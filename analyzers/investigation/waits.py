@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from distdiag.analyzers.investigation.lives import Life, before_failure
+from distdiag.analyzers.investigation.lives import SECOND_NS, Life, before_failure
 from distdiag.analyzers.investigation.queues import is_queued
 from distdiag.analyzers.investigation.rows import by_rank, records, whole
 from distdiag.analyzers.investigation.waitfor import Wait, WaitKind
@@ -20,6 +20,12 @@ ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 """Ops that some members may complete although others never came."""
 ANY_SOURCE = "recv_any_source"
 SENDS = frozenset({"send"})
+WHOLE_TIMEOUT = 0.9
+"""A wait that lasted this share of its timeout ended because of it, not because a connection broke."""
+LAST_MOMENTS = 0.2
+"""Share of a timeout, at its end, in which coming is coming too late: what is left may not do for the operation."""
+LAST_MOMENTS_AT_MOST_NS = 10 * SECOND_NS
+"""Any collective that works ends within so long, whatever the timeout."""
 
 
 def blocked_calls(run: Run, lives: Mapping[int, Life]) -> pd.DataFrame:
@@ -98,7 +104,7 @@ def _collective_wait(
     mine = [(rank, call) in held for rank, call in zip(rows["rank"].tolist(), rows["call"].tolist(), strict=True)]
     blocked = rows[mine]
     given_up_ns = _earliest(blocked[blocked["failed"]]["end_ns"])
-    came = rows if given_up_ns is None else rows[rows["start_ns"] <= given_up_ns]
+    came = rows if given_up_ns is None else rows[rows["start_ns"] <= _deadline_ns(run, key, blocked, given_up_ns)]
     waiters = frozenset(blocked["rank"]) & frozenset(came["rank"])
     completed = bool((came["end_ns"].notna() & ~came["failed"]).any())
     members = frozenset(rows["members"].iloc[0] or ())
@@ -119,6 +125,18 @@ def _collective_wait(
         since_ns=int(blocked["start_ns"].min()),
         given_up_ns=given_up_ns,
     )
+
+
+def _deadline_ns(run: Run, key: str, blocked: pd.DataFrame, given_up_ns: int) -> int:
+    """Return until when a rank could come in time: a timeout expires a while before its error is seen and recorded."""
+    since_ns = int(blocked["start_ns"].min())
+    groups = run.groups
+    named = (groups["group"] == key.partition("[")[0]) & groups["rank"].isin(blocked["rank"])
+    timeout_ns = groups[named]["timeout_seconds"].min() * SECOND_NS
+    if pd.isna(timeout_ns) or given_up_ns - since_ns < WHOLE_TIMEOUT * timeout_ns:
+        return given_up_ns
+    moments_ns = min(LAST_MOMENTS * timeout_ns, LAST_MOMENTS_AT_MOST_NS)
+    return min(given_up_ns, since_ns + int(timeout_ns - moments_ns))
 
 
 def _earliest(moments: "pd.Series[int]") -> int | None:

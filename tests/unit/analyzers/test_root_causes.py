@@ -7,7 +7,7 @@ import pytest
 from distdiag.analyzers import diagnose
 from distdiag.findings import Confidence, Verdict
 from distdiag.run import load
-from tests.logs import Logs, RankLog
+from tests.logs import WORLD, Logs, RankLog
 
 STEP = ("train.py:9 main", "train.py:20 step")
 SAVE = ("train.py:9 main", "train.py:30 save")
@@ -229,6 +229,47 @@ def test_a_rank_that_comes_after_the_others_gave_up_is_late(tmp_path: Path) -> N
 
     assert (found.name, found.culprits, found.victims) == ("late-rank", (2,), (0, 1))
     assert "3.0 s too late" in found.summary
+
+
+def with_timeout(seconds: float) -> Logs:
+    logs = Logs(world_size=4, default_group=False)
+    for rank in logs:
+        rank.group(WORLD, range(4), timeout_seconds=seconds)
+        rank.all_reduce(STEP)
+    return logs
+
+
+@pytest.mark.parametrize("later_seconds", [4.7, 5.2])
+def test_a_rank_that_comes_while_the_others_are_giving_up_is_late(tmp_path: Path, later_seconds: float) -> None:
+    logs = with_timeout(5.0)
+    for rank in logs.but(3):
+        fail(rank, rank.all_gather(STEP, pending=True), seconds=5.4)
+    logs[3].sleep(later_seconds)
+    fail(logs[3], logs[3].all_gather(STEP, pending=True), CLOSED, seconds=0.9)
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits, found.victims) == ("late-rank", (3,), (0, 1, 2))
+    assert f"came {later_seconds:.1f} s after the first" in found.summary
+
+
+def test_ranks_that_all_come_long_before_the_timeout_are_not_late(tmp_path: Path) -> None:
+    logs = with_timeout(5.0)
+    for rank in logs:
+        rank.sleep(0.5 * rank.rank)
+        fail(rank, rank.all_gather(STEP, pending=True), seconds=5.1)
+
+    assert verdict(logs, tmp_path).name == "transport-stuck"
+
+
+def test_a_rank_that_had_just_come_when_a_connection_broke_is_not_late(tmp_path: Path) -> None:
+    logs = with_timeout(60.0)
+    for rank in logs.but(3):
+        fail(rank, rank.all_gather(STEP, pending=True), CLOSED, seconds=5.4)
+    logs[3].sleep(5.2)
+    fail(logs[3], logs[3].all_gather(STEP, pending=True), CLOSED, seconds=0.9)
+
+    assert verdict(logs, tmp_path).name != "late-rank"
 
 
 def test_waiting_for_a_majority_that_ended_well_is_the_waiters_fault(tmp_path: Path) -> None:
