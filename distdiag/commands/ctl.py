@@ -38,7 +38,8 @@ def command(logs: Path, ask: str, value: str | None, ranks: str | None, wait: fl
     request = _request(ask, value, ranks)
     follower, job = Follower(logs), Job()
     job.take(follower.look(), time.monotonic())
-    asked = {state.rank for state in job.living if request.ranks is None or state.rank in request.ranks}
+    running = [] if job.left else job.living
+    asked = {state.rank for state in running if request.ranks is None or state.rank in request.ranks}
     if not asked:
         raise DistdiagError(f"no running rank has a log in {logs}", "is this the directory that the run writes to?")
     try:
@@ -51,7 +52,7 @@ def command(logs: Path, ask: str, value: str | None, ranks: str | None, wait: fl
         time.sleep(LOOK_SECONDS)
         appended = list(follower.look())
         job.take(appended, time.monotonic())
-        answered = {writer for writer, records in appended if any(_is_answer(each, request) for each in records)}
+        answered = {news.writer for news in appended if any(_is_answer(each, request) for each in news.records)}
         waiting -= {rank for rank, writer in job.writers().items() if writer in answered}
     click.echo(f"{len(asked) - len(waiting)} of {len(asked)} ranks have done so{_next(request, logs, asked - waiting)}")
     if waiting:

@@ -48,7 +48,8 @@ def dead_ranks(job: Job) -> list[Dead]:
         if state.died is not None
     ]
     dead.sort(key=lambda each: (each.wall_ns, each.rank))
-    vanished = [state for state in job.living if state.died is None and _vanished(job, state)]
+    living = () if job.left else job.living
+    vanished = [state for state in living if state.died is None and _vanished(job, state)]
     return dead + [Dead(s.rank, s.last_ns + s.offset_ns, False, _how(job, s)) for s in vanished]
 
 

@@ -2,6 +2,7 @@
 
 import socket
 import statistics
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -11,11 +12,14 @@ from distdiag import events
 from distdiag.journal.segments import rank_of
 from distdiag.live.groups import Groups, GroupState
 from distdiag.live.learning import take
+from distdiag.live.links import Links
 from distdiag.live.ranks import RankState
 from distdiag.live.tailing import Appended, Writer
 
 PULSES_MISSED_SECONDS = 3.0
 """A rank beats once a second and its log is looked at once a second: before this it is not silent."""
+LEFT_SECONDS = 30.0
+"""A log to which nothing came for so long before anybody looked is of a process that is no more, or stands."""
 RATE_SECONDS = 30.0
 """Rates are those of the newest steps, not of the whole run."""
 TOTALS = ("total_steps", "max_steps")
@@ -48,21 +52,29 @@ class Job:
         self._seen_alive: set[int] = set()
         self._here = socket.gethostname()
 
-    def take(self, appended: Iterable[Appended], now: float) -> None:
-        """Learn what was appended by the moment ``now``."""
+    def take(self, appended: Iterable[Appended], now: float, wall_ns: int | None = None) -> None:
+        """Learn what was appended by the moment ``now``, which is ``wall_ns`` on the wall's clock: by default, now."""
         self.now = now
-        for writer, records in appended:
+        wall_ns = time.time_ns() if wall_ns is None else wall_ns
+        for writer, records, written_ns in appended:
             state = self._state_of(writer, records)
             if state is not None:
-                state.arrived = now
                 for record in records:
                     take(state, record)
+                age = 0.0 if written_ns is None else _age_seconds(state, written_ns, wall_ns)
+                state.found_left = age > LEFT_SECONDS
+                state.arrived = now - (age if state.found_left else 0.0)
         self._choose()
 
     @property
     def groups(self) -> list[GroupState]:
         """Return the groups of the newest launch."""
         return [group for groups in self._groups.values() for group in groups.all.values()]
+
+    @property
+    def links(self) -> list[Links]:
+        """Return what the ranks of the newest launch say of their connections."""
+        return [groups.links for groups in self._groups.values()]
 
     @property
     def world_size(self) -> int:
@@ -84,6 +96,12 @@ class Job:
     def ended(self) -> bool:
         """Return whether all ranks told their end."""
         return bool(self.ranks) and not self.living and not self.missing
+
+    @property
+    def left(self) -> bool:
+        """Return whether the job was over when it was first looked at, though some ranks could not tell their end."""
+        living = self.living
+        return bool(living) and all(state.found_left for state in living)
 
     def writers(self) -> dict[int, Writer]:
         """Return who writes the log of each rank."""
@@ -167,6 +185,14 @@ class Job:
         self.ranks = dict(sorted(kept.items()))
         launches = {(state.header.run, state.header.attempt) for state in kept.values()}
         self._groups = {launch: groups for launch, groups in self._groups.items() if launch in launches}
+
+
+def _age_seconds(state: RankState, written_ns: int, wall_ns: int) -> float:
+    """Return since when nothing was written: by the file or by the last record, whichever is newer.
+
+    A file that is mapped keeps an old date while it is written, and a host's clock may be wrong.
+    """
+    return (wall_ns - max(written_ns, state.last_ns + state.offset_ns)) / 1e9
 
 
 def _belongs(state: RankState, newest: events.Header) -> bool:

@@ -57,10 +57,10 @@ class RankState:
 
     __slots__ = (
         "activity", "activity_since_ns", "arrived", "attempt", "batch_since_ns", "busy_ns", "busy_since_ns",
-        "cpu_at", "cpu_share", "died", "ended", "facts", "failed_call", "groups", "header", "last_call", "last_ns",
-        "limit_seconds", "longest_ns", "memory", "open_calls", "path", "paths", "phase", "phases", "progress_ns",
-        "pulse_calls", "raised", "rank", "sequences", "signatures", "spent", "stack", "started", "step", "steps",
-        "steps_seen", "tokens", "waiting",
+        "cpu_at", "cpu_share", "died", "ended", "facts", "failed_call", "found_left", "groups", "header", "last_call",
+        "last_ns", "limit_seconds", "longest_ns", "memory", "open_calls", "path", "paths", "phase", "phases",
+        "progress_ns", "pulse_calls", "raised", "rank", "sequences", "signatures", "spent", "stack", "started", "step",
+        "steps", "steps_seen", "tokens", "waiting",
     )  # fmt: skip
 
     def __init__(self, rank: int, header: events.Header, groups: Groups) -> None:
@@ -70,6 +70,8 @@ class RankState:
         self.groups = groups
         self.arrived = 0.0
         """When its last record came, by the clock of who watches."""
+        self.found_left = False
+        """Whether its log had long not been written when it was first read, nor was since."""
         self.last_ns = self.progress_ns = header.monotonic_ns
         self.limit_seconds = header.stall_after_seconds
         self.started = False

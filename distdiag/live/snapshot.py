@@ -147,6 +147,13 @@ def _health(watch: Watch, alarms: tuple[Alarm, ...]) -> str:
         return "no rank has written a log yet"
     if job.ended:
         return f"all {len(job.ranks)} ranks have ended"
+    if job.left:
+        living = job.living
+        ago = lasting(min(job.silence(state) for state in living))
+        return (
+            f"not running any more: {named(state.rank for state in living)} wrote nothing for {ago} and told no end; "
+            f"what is known: distdiag analyze {watch.logs}"
+        )
     if job.missing:
         return f"{named(job.missing)} of {job.world_size} left no log yet"
     stillest = max(job.living, key=lambda state: job.still(state) / limit_of(state))

@@ -40,6 +40,8 @@ class Appended(NamedTuple):
 
     writer: Writer
     records: list[events.Record]
+    written_ns: int | None = None
+    """When its newest file was last written, by the clock of its file system; told at the first look only."""
 
 
 class Follower:
@@ -71,9 +73,11 @@ class Follower:
         unreadable = []
         for writer, segment in newest.items():
             tail = self._tails.get(writer)
-            if tail is None:
-                tail = self._tails[writer] = _Tail(self.directory, writer, segment)
+            written_ns = None
             try:
+                if tail is None:
+                    tail = self._tails[writer] = _Tail(self.directory, writer, segment)
+                    written_ns = (self.directory / file_name(*writer, segment)).stat().st_mtime_ns
                 read = tail.read(segment, budget)
             except FileNotFoundError:
                 continue  # renamed or condensed between the two looks at the directory
@@ -83,7 +87,7 @@ class Follower:
             if read:
                 records = self._decoded(read)
                 if records:
-                    yield Appended(writer, records)
+                    yield Appended(writer, records, written_ns)
         self.unreadable = tuple(unreadable)
 
     def _newest(self) -> dict[Writer, int]:

@@ -36,7 +36,7 @@ class Watch:
         """Read what was appended and return what became of alarms."""
         now = time.monotonic() if now is None else now
         wall_ns = time.time_ns() if wall_ns is None else wall_ns
-        self.job.take(self.follower.look(), now)
+        self.job.take(self.follower.look(), now, wall_ns)
         changes = self.alarms.update(self._conditions(now), now, wall_ns)
         changes += self._explained(changes)
         self.history = [*self.history, *changes][-RECENT_ALARMS:]
@@ -67,7 +67,11 @@ class Watch:
             return  # the logs are gone, and nothing can be said of the job
         job = self.job
         dead = list(deaths(job))
-        yield from dead or standstill(job)
+        yield from dead
+        if job.left:
+            return  # what ends nobody watched; that is no news now
+        if not dead:
+            yield from standstill(job)
         yield from divergences(job)
         yield from non_finite(job)
         yield from slow_checkpoints(job)

@@ -1,6 +1,7 @@
 """Alarms of a watched job: what is wrong is said once, of the right rank, and what is healthy is not."""
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -8,7 +9,9 @@ import pytest
 
 from distdiag import events
 from distdiag.live.alarms import Change, Kind
-from tests.logs import SECOND_NS
+from distdiag.live.snapshot import snapshot_of
+from distdiag.live.watch import Watch
+from tests.logs import SECOND_NS, WALL_NS, Logs
 from tests.watching import Watched, cleared, raised
 
 SERIES = Path(__file__).parents[4] / "shared" / "data" / "healthy_series"
@@ -108,6 +111,58 @@ def test_job_that_ended_is_no_stall(tmp_path: Path) -> None:
 
     assert [*watched.look(), *watched.look(100.0), *watched.look(101.0)] == []
     assert watched.watch.job.ended
+
+
+def left_logs(directory: Path) -> Path:
+    """Logs of ranks that were killed an hour ago, in the middle of a step."""
+    logs = Logs(world_size=2)
+    for rank in logs:
+        rank.all_reduce("train.py:10 step")
+        rank.end_step().pulse("train.py:12 main")
+    written = logs.write(directory)
+    for path in written.iterdir():
+        os.utime(path, ns=(WALL_NS, WALL_NS))
+    return written
+
+
+HOUR_NS = 3600 * SECOND_NS
+
+
+def test_job_that_ended_long_before_anybody_looked_is_over_and_no_stall(tmp_path: Path) -> None:
+    watch = Watch(left_logs(tmp_path), explain=False)
+
+    changes = [*watch.look(0.0, WALL_NS + HOUR_NS), *watch.look(60.0, WALL_NS + HOUR_NS + 60 * SECOND_NS)]
+
+    snapshot = snapshot_of(watch)
+    assert changes == []
+    assert "ranks 0-1 wrote nothing for 61 min" in snapshot.health
+    assert {row.state for row in snapshot.ranks} == {"silent"}
+
+
+@pytest.mark.parametrize("clock", ["file", "host"])
+def test_one_old_clock_does_not_make_a_job_old(tmp_path: Path, clock: str) -> None:
+    directory = left_logs(tmp_path)
+    now_ns = WALL_NS + 2 * SECOND_NS if clock == "file" else WALL_NS + HOUR_NS
+    for path in directory.iterdir():
+        if clock == "host":
+            os.utime(path, ns=(now_ns, now_ns))
+    watch = Watch(directory, explain=False)
+
+    watch.look(0.0, now_ns)
+
+    assert snapshot_of(watch).health == "healthy"
+
+
+def test_one_rank_whose_log_is_old_while_others_go_on_is_not_heard_of(tmp_path: Path) -> None:
+    directory = left_logs(tmp_path)
+    now_ns = WALL_NS + HOUR_NS
+    os.utime(sorted(directory.iterdir())[0], ns=(now_ns, now_ns))
+    watch = Watch(directory, explain=False)
+
+    changes = [*watch.look(0.0, now_ns), *watch.look(1.0, now_ns + SECOND_NS)]
+
+    (alarm,) = raised(changes)
+    assert (alarm.kind, alarm.condition.ranks) == (Kind.DEATH, (1,))
 
 
 def test_exception_is_a_death_and_those_that_fail_of_it_are_not_named(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def journal_in(directory: Path, max_bytes: int = 256 << 20) -> Journal:
 
 
 def moments(follower: Follower) -> list[int]:
-    return [record.time_ns for _, records in follower.look() for record in records if isinstance(record, events.Pulse)]
+    return [record.time_ns for news in follower.look() for record in news.records if isinstance(record, events.Pulse)]
 
 
 def test_second_look_reads_only_what_was_appended(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_of_a_long_log_the_end_is_read_and_what_it_leans_on(tmp_path: Path, monk
     lines = header(0) + encoded(pulse(1), path, *map(pulse, range(2, 5000)))
     (tmp_path / "rank00000.jsonl").write_bytes(lines + bytes(1 << 16))
 
-    ((_, records),) = Follower(tmp_path).look()
+    ((_, records, _),) = Follower(tmp_path).look()
 
     kinds = [type(record) for record in records]
     assert kinds[:2] == [events.Header, events.Path]
