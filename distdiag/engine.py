@@ -2,13 +2,14 @@
 
 import contextlib
 import itertools
+import json
 import shutil
 import tempfile
 import threading
 import types
 import typing
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,19 +76,21 @@ class Engine:
         path.write_bytes(data)
         return path
 
-    def read(self, files: Sequence[Path], kind: type[events.Event]) -> ibis.Table:
+    def read(self, files: Sequence[Path], kind: type[events.Event], only: Collection[str] | None = None) -> ibis.Table:
         """Return the records of one kind as a lazy table; lines of other kinds and damaged lines are no rows.
 
-        Fields that a log leaves out hold their default, or NULL where that is None.
+        Fields that a log leaves out hold their default, or NULL where that is None. ``only`` these fields are read.
         """
-        fields = msgspec.structs.fields(kind)
+        fields = [field for field in msgspec.structs.fields(kind) if only is None or field.name in only]
         columns = {field.name: _types_of(field.type) for field in fields}
-        declared = ", ".join(f"{_name(name)}: '{sql}'" for name, (sql, _) in columns.items())
+        declared = json.dumps({name: sql for name, (sql, _) in columns.items()})
         selected = ", ".join(_selected(field) for field in fields)
+        # Telling lines apart as text first and giving only those of the kind their columns is twice as fast as
+        # ``read_json``, which gives all lines columns.
         query = (
-            f"SELECT CAST(file_index AS BIGINT) AS {FILE}, {selected} "
-            f"FROM read_json({_list(files)}, columns = {{kind: 'VARCHAR', {declared}}}, {_OPTIONS}) "
-            f"WHERE kind = '{events.kind_of(kind)}'"
+            f"SELECT {FILE}, {selected} FROM (SELECT CAST(file_index AS BIGINT) AS {FILE}, "
+            f"from_json(json, {_text(declared)}) AS record "
+            f"FROM read_ndjson_objects({_list(files)}, {_OPTIONS}) WHERE {_of_kind(kind)})"
         )
         schema = {FILE: "int64"} | {name: type_ for name, (_, type_) in columns.items()}
         return self._ibis.sql(query, schema=ibis.schema(schema))
@@ -164,6 +167,12 @@ def _of_kinds(kinds: Sequence[type[events.Event]]) -> str:
     return " OR ".join(f'starts_with({_LINE}, \'{{"kind":"{events.kind_of(kind)}"\')' for kind in kinds)
 
 
+def _of_kind(kind: type[events.Event]) -> str:
+    """Return the condition that a line is of a kind, whatever the order of its fields."""
+    unusual = f"NOT starts_with({_LINE}, '{{\"kind\":\"') AND json ->> 'kind' = '{events.kind_of(kind)}'"
+    return f"{_of_kinds((kind,))} OR ({unusual})"
+
+
 def _types_of(annotation: Any) -> tuple[str, str]:
     if isinstance(annotation, types.UnionType):
         members = [member for member in typing.get_args(annotation) if member is not types.NoneType]
@@ -173,11 +182,12 @@ def _types_of(annotation: Any) -> tuple[str, str]:
 
 def _selected(field: msgspec.structs.FieldInfo) -> str:
     default = field.default
+    value = f"record.{_name(field.name)}"
     if isinstance(default, bool | int | float):
-        return f"coalesce({_name(field.name)}, {default!r}) AS {_name(field.name)}"
-    if isinstance(default, str):
-        return f"coalesce({_name(field.name)}, {_text(default)}) AS {_name(field.name)}"
-    return _name(field.name)
+        value = f"coalesce({value}, {default!r})"
+    elif isinstance(default, str):
+        value = f"coalesce({value}, {_text(default)})"
+    return f"{value} AS {_name(field.name)}"
 
 
 def _name(name: str) -> str:
