@@ -1,0 +1,102 @@
+"""How DuckDB reads logs: the texts of queries, and the columns that the records declare."""
+
+import json
+import types
+import typing
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import ibis
+import msgspec
+
+from distdiag import events
+
+FILE = "file"
+"""Column that every table has beside the record's own: position of the file in the list that was read."""
+MAX_LINE_BYTES = 64 << 20
+"""Longest line read; DuckDB's own default of 16 MiB is shorter than a segment may be."""
+LINE = "CAST(json AS VARCHAR)"
+
+_SCALARS: dict[Any, tuple[str, str]] = {
+    int: ("BIGINT", "int64"),
+    float: ("DOUBLE", "float64"),
+    bool: ("BOOLEAN", "boolean"),
+    str: ("VARCHAR", "string"),
+}
+_JSON = ("VARCHAR", "string")
+"""Nested and free values stay JSON text: analysis that needs them works on a few records, not on whole runs."""
+_OPTIONS = (
+    "format = 'newline_delimited', ignore_errors = true, filename = true, "
+    f"maximum_object_size = {MAX_LINE_BYTES}, compression = 'uncompressed'"
+)
+
+
+def lines_of(files: Sequence[Path]) -> str:
+    """Return what the lines of files are selected from: ``file_index`` and ``json``, NULL for a line that is none."""
+    return f"read_ndjson_objects({listed(text(str(file)) for file in files)}, {_OPTIONS})"
+
+
+def schema_of(kind: type[events.Event], only: Collection[str] | None = None) -> Any:
+    """Return the Ibis schema of a kind's table: the file, and the fields of the kind or ``only`` these."""
+    return ibis.schema({FILE: "int64"} | {field.name: _types_of(field.type)[1] for field in _fields(kind, only)})
+
+
+def declared(kind: type[events.Event], only: Collection[str] | None = None) -> str:
+    """Return the structure that ``from_json`` makes of a line."""
+    return text(json.dumps({field.name: _types_of(field.type)[0] for field in _fields(kind, only)}))
+
+
+def selected(kind: type[events.Event], only: Collection[str] | None = None) -> str:
+    """Return the columns of a ``record`` that was made so, defaults filled in."""
+    return ", ".join(_selected(field) for field in _fields(kind, only))
+
+
+def is_of_kinds(kinds: Iterable[type[events.Event]]) -> str:
+    """Return the condition that a line is of one of the kinds, as recording writes them."""
+    return " OR ".join(f'starts_with({LINE}, \'{{"kind":"{events.kind_of(kind)}"\')' for kind in kinds)
+
+
+def is_of_kind(kind: type[events.Event]) -> str:
+    """Return the condition that a line is of a kind, whatever the order of its fields."""
+    unusual = f"NOT starts_with({LINE}, '{{\"kind\":\"') AND json ->> 'kind' = '{events.kind_of(kind)}'"
+    return f"{is_of_kinds((kind,))} OR ({unusual})"
+
+
+def default_of(field: msgspec.structs.FieldInfo) -> bool | int | float | str | None:
+    """Return what a field is that a log leaves out, None where that is unknown."""
+    default = field.default
+    return default if isinstance(default, bool | int | float | str) else None
+
+
+def named(name: str) -> str:
+    """Return a name for a query."""
+    return f'"{name}"'
+
+
+def text(value: str) -> str:
+    """Return a text for a query."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def listed(values: Iterable[str]) -> str:
+    """Return a list of what already are texts of queries."""
+    return "[" + ", ".join(values) + "]"
+
+
+def _fields(kind: type[events.Event], only: Collection[str] | None) -> list[msgspec.structs.FieldInfo]:
+    return [field for field in msgspec.structs.fields(kind) if only is None or field.name in only]
+
+
+def _types_of(annotation: Any) -> tuple[str, str]:
+    if isinstance(annotation, types.UnionType):
+        members = [member for member in typing.get_args(annotation) if member is not types.NoneType]
+        annotation = members[0] if len(members) == 1 else object
+    return _SCALARS.get(annotation, _JSON)
+
+
+def _selected(field: msgspec.structs.FieldInfo) -> str:
+    value, default = f"record.{named(field.name)}", default_of(field)
+    if default is not None:
+        value = f"coalesce({value}, {text(default) if isinstance(default, str) else repr(default)})"
+    return f"{value} AS {named(field.name)}"
