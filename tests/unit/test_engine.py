@@ -92,3 +92,15 @@ def test_spooled_files_go_with_the_engine() -> None:
     gc.collect()
 
     assert not path.parent.exists()
+
+
+def test_slow_queries_draw_nothing_and_leave_nothing_in_the_working_directory(tmp_path: Path) -> None:
+    engine = Engine()
+    settings = (
+        "SELECT 1 AS number FROM duckdb_settings() WHERE (name = 'enable_progress_bar' AND value = 'false') "
+        "OR (name = 'temp_directory' AND starts_with(value, '/'))"
+    )
+
+    engine.arrow(engine.read([written(tmp_path, events.Pulse(time_ns=1, step=2))], events.Pulse))
+
+    assert len(engine._ibis.raw_sql(settings).fetchall()) == 2
