@@ -483,6 +483,10 @@ class Pulse(Event, kw_only=True, tag="pulse"):
     """The stall limit in force for the present phase."""
     still_ns: int | None = None
     """How long the main thread has shown no progress; above the limit, outside phases of the user, it is stalled."""
+    links: list[str] = []
+    """TCP connections of the process, ``local>remote``; told halfway to the stall limit and at it."""
+    unanswered: list[str] = []
+    """Those of them whose other side does not acknowledge what was sent: the network does not reach it."""
 
 
 class Dropped(Event, kw_only=True, tag="dropped"):

@@ -11,6 +11,7 @@ import psutil
 from distdiag import events
 from distdiag.errors import guard
 from distdiag.hooks import stacks
+from distdiag.hooks._connections import NO_CONNECTIONS, connections
 from distdiag.hooks._forks import around_forks
 from distdiag.hooks._patch import Undo
 from distdiag.recorder import Recorder
@@ -24,6 +25,8 @@ ACTIVITIES = (
     ("checkpoint", ("/torch/distributed/checkpoint/", "/torch/serialization.py")),
     ("compile", ("/torch/_dynamo/", "/torch/_inductor/", "/torch/_functorch/")),
 )
+TELLS_LINKS_AT = 0.5
+"""Share of the stall limit at which the connections are told, so that they are known when it is a stall."""
 MAX_WAITING = 16
 MAX_STACK_DEPTH = 200
 
@@ -48,6 +51,11 @@ class Pulse:
         self._moved_in = ""
         self._gaps: dict[str, int] = {}
         self._reported = False
+        self._links = NO_CONNECTIONS
+        self._links_seen_ns = 0
+        """How still it was when they were looked at."""
+        self._links_due_ns = 0
+        """How still it has to be for them to be looked at next."""
         self._taker: threading.Thread | None = None
         """Takes stacks: that may last long, and the pulse must not miss a beat for it."""
         self._arming = threading.RLock()
@@ -86,6 +94,7 @@ class Pulse:
         now = time.monotonic_ns()
         limit_ns = self._limit_ns()
         self._watch_progress(now)
+        still_ns = now - self._moved_ns
         frame = sys._current_frames().get(recorder.main_thread)
         recorder.write(
             events.Pulse(
@@ -99,15 +108,28 @@ class Pulse:
                 cpu_ns=time.process_time_ns(),
                 rss_bytes=self._process.memory_info().rss,
                 stall_after_seconds=limit_ns / 1e9,
-                still_ns=now - self._moved_ns,
+                still_ns=still_ns,
+                links=self._links.established if still_ns > self._links_seen_ns else [],
+                unanswered=self._links.unanswered if still_ns > self._links_seen_ns else [],
             )
         )
+        self._look_at_links(still_ns, limit_ns)
         del frame  # it would keep the main thread's locals alive until the next beat
         if self._taker is None or not self._taker.is_alive():
             self._arm(limit_ns)
         if now - self._moved_ns > limit_ns and not self._reported and not recorder.user_phases:
             self._reported = True
             self._report_stall((now - self._moved_ns) / 1e9)
+
+    def _look_at_links(self, still_ns: int, limit_ns: int) -> None:
+        """Look at the connections where that is due, for the next beat to tell: it may take a while."""
+        self._links, self._links_seen_ns = NO_CONNECTIONS, still_ns
+        if still_ns < TELLS_LINKS_AT * limit_ns:
+            self._links_due_ns = 0
+        elif still_ns > self._links_due_ns:
+            self._links_due_ns = limit_ns if still_ns <= limit_ns else sys.maxsize
+            with guard("look at connections"):
+                self._links = connections()
 
     def _limit_ns(self) -> int:
         """Return the stall limit of the present phase: one rule, here and for every reader of the log."""

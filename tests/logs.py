@@ -248,8 +248,10 @@ class RankLog:
         self.batch(site, pending=True)
         return self.pulses(site, seconds=seconds, activity="data-loading")
 
-    def pulse(self, site: Site | None = None, *, activity: str | None = None, waiting: Sequence[int] = ()) -> Self:
-        """Give a sign of life."""
+    def pulse(
+        self, site: Site | None = None, *, activity: str | None = None, waiting: Sequence[int] = (), **fields: Any
+    ) -> Self:
+        """Give a sign of life; ``fields`` are more of ``events.Pulse``."""
         path = None if site is None else self.path(site)
         return self.add(
             events.Pulse(
@@ -260,6 +262,7 @@ class RankLog:
                 activity=activity,
                 waiting=list(waiting),
                 calls=self.calls,
+                **fields,
             )
         )
 

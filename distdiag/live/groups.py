@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from distdiag import events
+from distdiag.live.links import Links
 
 HEADS_KEPT = 4096
 """Calls of a group that not all members have reached yet; a rank that is further behind is not compared."""
@@ -105,6 +106,7 @@ class Groups:
     def __init__(self) -> None:
         self.all: dict[tuple[str, tuple[int, ...]], GroupState] = {}
         self._of: dict[tuple[int, str], GroupState] = {}
+        self.links = Links()
 
     def learn(self, rank: int, record: events.Group) -> None:
         """Take a member's record of a group; damaged ones are left out."""

@@ -12,7 +12,6 @@ from distdiag import events
 from distdiag.journal.segments import rank_of
 from distdiag.live.groups import Groups, GroupState
 from distdiag.live.learning import take
-from distdiag.live.links import Links
 from distdiag.live.ranks import RankState
 from distdiag.live.tailing import Appended, Writer
 
@@ -70,11 +69,6 @@ class Job:
     def groups(self) -> list[GroupState]:
         """Return the groups of the newest launch."""
         return [group for groups in self._groups.values() for group in groups.all.values()]
-
-    @property
-    def links(self) -> list[Links]:
-        """Return what the ranks of the newest launch say of their connections."""
-        return [groups.links for groups in self._groups.values()]
 
     @property
     def world_size(self) -> int:

@@ -42,8 +42,16 @@ def _take_pulse(state: RankState, pulse: events.Pulse) -> None:
         if state.cpu_at is not None and now > state.cpu_at[1]:
             state.cpu_share = (pulse.cpu_ns - state.cpu_at[0]) / (now - state.cpu_at[1])
         state.cpu_at = pulse.cpu_ns, now
+    _take_links(state, pulse, moved)
     if pulse.rss_bytes is not None:
         _note_memory(state, now, pulse.rss_bytes, None)
+
+
+def _take_links(state: RankState, pulse: events.Pulse, moved: bool) -> None:
+    if pulse.links:
+        state.groups.links.learn(state.rank, pulse.links, pulse.unanswered)
+    elif moved:
+        state.groups.links.forget(state.rank)
 
 
 def _take_call(state: RankState, call: events.Call) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from distdiag import events
 from distdiag.live.alarms import Condition, Kind
 from distdiag.live.job import Job
+from distdiag.live.links import cut_off
 from distdiag.live.ranks import JOINING, RankState
 from distdiag.live.wording import lasting, named, saying, short
 
@@ -33,7 +34,8 @@ def standstill(job: Job) -> Iterator[Condition]:
         return
     if any(may_move(job, state) for state in living):
         return
-    suspects = suspected(job)
+    broken = [pair for links in {state.groups.links for state in living} for pair in links.broken()]
+    suspects = suspected(job) or cut_off(broken, {state.rank: state.host for state in living})
     since = min(job.still(state) for state in living)
     limit = max(limit_of(state) for state in living)
     places = places_of(job, suspects)
@@ -42,10 +44,17 @@ def standstill(job: Job) -> Iterator[Condition]:
         incident=HALT,
         summary=f"no rank made progress for {lasting(since)} (limit {lasting(limit)}): " + "; ".join(places[:2]),
         ranks=suspects,
-        evidence=tuple(places[:MOST_PLACES]),
+        evidence=(*_unanswered(broken), *places[:MOST_PLACES]),
         limit_seconds=limit,
         confirm_seconds=CONFIRM_SECONDS,
     )
+
+
+def _unanswered(broken: list[tuple[int, int]]) -> Iterator[str]:
+    """Yield who does not reach whom."""
+    if broken:
+        pairs = ", ".join(f"rank {sender} to rank {receiver}" for sender, receiver in broken[:MOST_PLACES])
+        yield f"what was sent is not acknowledged: {pairs}"
 
 
 def limit_of(state: RankState) -> float:
