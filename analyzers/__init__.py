@@ -6,8 +6,8 @@ To add one, write a module with ``CODE``, ``NAME`` and ``analyze(run)`` and name
 if __name__ != "distdiag.analyzers":
     raise ImportError("these modules belong to distdiag: import distdiag.analyzers")
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from distdiag.analyzers import (
     checkpoint_corrupt,
@@ -61,6 +61,7 @@ from distdiag.analyzers import (
     unsynchronised_seeds,
 )
 from distdiag.analyzers.slowness.judged import settled
+from distdiag.analyzers.summary.lineage import lineage
 from distdiag.analyzers.summary.performance import performance
 from distdiag.analyzers.summary.positions import positions
 from distdiag.analyzers.summary.stacks import stacks_of
@@ -68,7 +69,7 @@ from distdiag.analyzers.summary.triage import triage
 from distdiag.analyzers.summary.verdict import by_gravity, verdict_of
 from distdiag.analyzers.summary.what_if import with_cause
 from distdiag.errors import guard
-from distdiag.findings import Finding, Report
+from distdiag.findings import Finding, Report, Verdict
 from distdiag.run import Run
 
 
@@ -135,6 +136,9 @@ ANALYZERS: tuple[Analyzer, ...] = (
     checkpoint_unverified,
 )
 
+ENDINGS = ("DD3", "DD4", "DD5")
+"""Families of what ends a job: stuck, memory, numerics."""
+
 
 def diagnose(run: Run) -> Report:
     """Return one verdict for a run, everything that was found, and what the report's tables need.
@@ -143,6 +147,10 @@ def diagnose(run: Run) -> Report:
     """
     findings = by_gravity(_findings(run))
     verdict = verdict_of(run, findings)
+    attempts: tuple[Mapping[str, Any], ...] = ()
+    goodput: Mapping[str, Any] | None = None
+    with guard("join the attempts of the job"):
+        attempts, goodput = lineage(run, verdict, _ended_by)
     measured, places = with_cause(performance(run, whole=settled(run)), findings), positions(run)
     return Report(
         verdict=verdict,
@@ -152,12 +160,20 @@ def diagnose(run: Run) -> Report:
         performance=measured,
         data_quality=run.quality.as_dict(),
         stacks=stacks_of(run),
+        attempts=attempts,
+        goodput=goodput,
     )
 
 
-def _findings(run: Run) -> Iterator[Finding]:
+def _ended_by(run: Run) -> Verdict:
+    """Return what ended a former attempt."""
+    asked = [analyzer for analyzer in ANALYZERS if analyzer.CODE.startswith(ENDINGS)]
+    return verdict_of(run, by_gravity(_findings(run, asked)))
+
+
+def _findings(run: Run, analyzers: Sequence[Analyzer] = ANALYZERS) -> Iterator[Finding]:
     failures: dict[str, str] = {}
-    for analyzer in ANALYZERS:
+    for analyzer in analyzers:
         found: list[Finding] = []
         attempt = guard(f"look for {analyzer.NAME}")
         with attempt:

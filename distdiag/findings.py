@@ -179,6 +179,10 @@ class Report:
     data_quality: Mapping[str, Any]
     stacks: tuple[StackBranch, ...] = ()
     """Stacks of all ranks that left any, merged."""
+    attempts: tuple[Mapping[str, Any], ...] = ()
+    """The attempts of a job that was started anew, the oldest first."""
+    goodput: Mapping[str, Any] | None = None
+    """What of their steps and time was kept, and what was lost to which end."""
     pictures: Pictures | None = None
     """Only where it was asked for; no part of the JSON contract."""
 

@@ -112,5 +112,6 @@ def logged_settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {
         name: value[:200]
         for name, value in sorted(environ.items())
-        if name.startswith(LOGGED_PREFIXES) and not any(word in name for word in SECRET_WORDS)
+        if (name.startswith(LOGGED_PREFIXES) or name in ATTEMPT_VARIABLES)
+        and not any(word in name for word in SECRET_WORDS)
     }

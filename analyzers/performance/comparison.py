@@ -26,6 +26,9 @@ CONFIDENCE = 0.95
 NOTABLE_SHARE = 0.01
 """Of the step: parts below it are not compared one by one."""
 
+_OF_THE_LAUNCH = ("TORCHELASTIC_", "SLURM_RESTART_COUNT", "DISTDIAG")
+"""Settings that differ from one launch to the next, and change nothing."""
+
 Numbers = npt.NDArray[np.float64]
 
 
@@ -143,5 +146,5 @@ def _facts(run: Run) -> dict[str, str]:
         header = run.headers.iloc[0]
         facts |= {f"{name} version": str(version) for name, version in (header["versions"] or {}).items()}
         settings = (header["settings"] or {}).items()
-        facts |= {name: str(value) for name, value in settings if not name.startswith(("TORCHELASTIC_", "DISTDIAG"))}
+        facts |= {name: str(value) for name, value in settings if not name.startswith(_OF_THE_LAUNCH)}
     return facts

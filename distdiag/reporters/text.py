@@ -43,6 +43,7 @@ def compose(report: Report, *, width: int, height: int) -> list[Line]:
         profiles = profile_lines(report.performance.get("profiler", ()), width)
         return _healthy(report, width) + _others(report, width) + ([BLANK, *profiles] if profiles else [])
     blocks = (
+        _attempts(report, width),
         _ledger(report, width) or _ranks(report, width),
         _before(report.positions, width) + _why(report.verdict, width),
         hang_all("Do next", report.verdict.next_steps, indent=LABEL, width=width, numbered=True),
@@ -94,7 +95,18 @@ def _healthy(report: Report, width: int) -> list[Line]:
     indent = " " * (len(words.headline(report.verdict.name, None)) + GAP)
     pace = [answer for question, answer in report.triage.items() if question.startswith(PACE)]
     pace += [line] if (line := what_if_line(_simulations(report))) else []
+    pace += _goodput(report)
     return [first, *(line for answer in pace for line in hang(indent, wrap(answer, width - len(indent)))), *rest]
+
+
+def _goodput(report: Report) -> list[str]:
+    """Return what of a job's attempts was kept and what was lost, if it was started anew."""
+    told = (report.goodput or {}).get("summary")
+    return told.splitlines() if told else []
+
+
+def _attempts(report: Report, width: int) -> list[Line]:
+    return hang_all("Attempts", _goodput(report), indent=LABEL, width=width)
 
 
 def _simulations(report: Report) -> Mapping[str, Any] | None:

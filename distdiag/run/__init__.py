@@ -1,5 +1,6 @@
 """A directory of logs as a ``Run``: frames with declared columns on one clock, and what is wrong with the data."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from distdiag.run.alive import alive
 from distdiag.run.calls import UNKNOWN
 from distdiag.run.content import Content, read
 from distdiag.run.crashes import crash_frame, user_frames
+from distdiag.run.earlier import Members, earlier_of
 from distdiag.run.frames import CALL_COLUMNS, CRASH_COLUMNS
 from distdiag.run.launch import Launch, choose, processes_of
 from distdiag.run.logfiles import LogFile, discover
@@ -42,6 +44,7 @@ __all__ = [
     "Quality",
     "Run",
     "load",
+    "load_earlier",
     "measured",
     "user_frames",
 ]
@@ -98,6 +101,10 @@ class Run:
     """One row per device of a trace that another tool recorded."""
     collectives: pd.DataFrame = field(default_factory=no_collectives)
     """One row per communication kernel in such traces."""
+    earlier: tuple[Members, ...] = field(default=(), repr=False)
+    """The processes of former attempts of the job by rank, the oldest attempt first; ``load_earlier`` reads one."""
+    members: Members = field(default_factory=dict, repr=False)
+    """The processes of this attempt by rank."""
     engine: Engine = field(default_factory=Engine, repr=False)
 
     @property
@@ -123,9 +130,21 @@ def load(path: Path) -> Run:
     readable record, only logs of a newer schema, logs of several processes in one file.
     """
     logs = discover(path)
-    launch = choose(processes_of(logs))
+    processes = processes_of(logs)
+    launch = choose(processes)
     if not launch.members:
         raise _nothing_to_analyse(path, logs, launch)
+    return dataclasses.replace(_read(path, logs, launch), earlier=earlier_of(processes, launch))
+
+
+def load_earlier(members: Members) -> Run:
+    """Read a former attempt; raises ``DistdiagError`` where nothing of it can be read."""
+    logs = [log for process in members.values() for log in process.files]
+    run = next((process.run for process in members.values() if process.run is not None), None)
+    return _read(logs[0].path.parent, logs, Launch(members=members, run=run))
+
+
+def _read(path: Path, logs: Sequence[LogFile], launch: Launch) -> Run:
     engine = Engine()
     window = window_bytes(launch.members)
     parts = parts_of(launch.members, window, engine)
@@ -145,6 +164,8 @@ def load(path: Path) -> Run:
         files=tuple(log.path for process in launch.members.values() for log in process.files),
         file_ranks=tuple(rank for rank, process in launch.members.items() for _ in process.files),
         checkpoints=checkpoints_frame(content.frames["phases"]),
+        earlier=(),
+        members=launch.members,
         engine=engine,
         **content.frames,
     )
@@ -165,6 +186,8 @@ def measured(measurements: Measurements, quality: Quality) -> Run:
         alive=frozenset(),
         files=(),
         file_ranks=(),
+        earlier=(),
+        members={},
         engine=Engine(),
         **frames_without_records(),
     )

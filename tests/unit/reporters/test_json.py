@@ -35,6 +35,8 @@ def test_fields_stand_in_the_order_of_the_contract() -> None:
         "performance",
         "data_quality",
         "stacks",
+        "attempts",
+        "goodput",
     ]
     assert content["schema"] == "distdiag.report/1"
 
