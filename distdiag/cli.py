@@ -17,6 +17,7 @@ from distdiag.commands import (
     explain,
     help,
     memory,
+    pack,
     replay_info,
     stacks,
     trace,
@@ -64,6 +65,7 @@ cli.add_command(help.command)
 cli.add_command(stacks.command)
 cli.add_command(replay_info.command)
 cli.add_command(trace.command)
+cli.add_command(pack.command)
 cli.add_command(compare.command)
 cli.add_command(checkpoint.command)
 cli.add_command(memory.command)

@@ -9,6 +9,7 @@ import ibis
 import pandas as pd
 
 from distdiag.analyzers.performance.tables import PHASES
+from distdiag.analyzers.performance.waits import first_of_least
 from distdiag.run import Run
 from distdiag.run.identity import Interned, group_key
 
@@ -43,8 +44,11 @@ def rolled_waits(run: Run, steps: ibis.Table) -> tuple[ibis.Table, pd.DataFrame]
     found = each.join(run.engine.memory(codes), ["rank", "key"])
     found = found.join(steps.select("rank", "step", "start_ns", "end_ns"), ["rank", "step"])
     found = found.mutate(exposed_ns=ibis.least(found.exposed_ns, found.end_ns - found.start_ns))
+    last = first_of_least(found["rank"], found.exposed_ns)
     shared = found.group_by("kind", "step").agg(
-        members=found.count(), least_ns=found.exposed_ns.min(), last_rank=found["rank"].argmin(found.exposed_ns)
+        members=found.count(),
+        least_ns=found.exposed_ns.min(),
+        last_rank=last,
     )
     joined = found.join(shared, ["kind", "step"])
     waits = joined.select(

@@ -8,9 +8,12 @@ member with the shortest came last. A message is a collective of its two sides.
 import ibis
 
 from distdiag.analyzers.performance.tables import PHASES
+from distdiag.events import MAX_RANKS
 
 PASSED_ON = 0.5
 """A late arrival is another rank's doing where waiting for that one made up at least this share of it."""
+EXACT = "decimal(28, 0)"
+"""Holds moments with a rank behind them."""
 LONGEST_CHAIN = 4
 """Groups through which lateness is followed to its source: tensor, expert, pipeline and data parallel."""
 
@@ -25,9 +28,9 @@ def waits_of(calls: ibis.Table, steps: ibis.Table, *, comparable: bool) -> ibis.
     shared = begun.group_by("group", "seq").agg(
         members=begun.count(),
         arrived_ns=begun.start_ns.max(),
-        latest=begun["rank"].argmax(begun.start_ns),
+        latest=begun["rank"].argmax(begun.start_ns.cast(EXACT) * MAX_RANKS - begun["rank"]),
         transfer_ns=(begun.end_ns - begun.start_ns).min(),
-        shortest=begun["rank"].argmin(begun.end_ns - begun.start_ns),
+        shortest=first_of_least(begun["rank"], begun.end_ns - begun.start_ns),
     )
     joined = begun.join(shared, ["group", "seq"])
     duration = joined.end_ns - joined.start_ns
@@ -37,6 +40,11 @@ def waits_of(calls: ibis.Table, steps: ibis.Table, *, comparable: bool) -> ibis.
         last_rank=joined.latest if comparable else joined.shortest, duration_ns=duration, late_ns=waiting
     )
     return _exposed(joined).drop("latest", "shortest")
+
+
+def first_of_least(rank: ibis.Value, value_ns: ibis.Value) -> ibis.Value:
+    """Return the rank with the least value, of equal ones the first: engines would take any."""
+    return rank.argmin(value_ns.cast(EXACT) * MAX_RANKS + rank)
 
 
 def _within_steps(calls: ibis.Table, steps: ibis.Table) -> ibis.Table:
@@ -56,9 +64,12 @@ def _exposed(calls: ibis.Table) -> ibis.Table:
     issued; before that nobody waits.
     """
     hidden = (calls.phase == PHASES["backward"]) & ~calls.waited & ~calls.p2p
-    of_backward = ibis.window(group_by=["rank", "step", "backwards", "phase"])
-    last_issue = calls.start_ns.max(where=hidden).over(of_backward)
-    calls = calls.mutate(held_ns=ibis.ifelse(hidden, ibis.greatest(calls.begun_ns, last_issue), calls.begun_ns))
+    backward = ["rank", "step", "backwards"]
+    last = calls.filter(hidden).group_by(backward).agg(last_ns=calls.start_ns.max())
+    calls = calls.left_join(last, backward).drop(*(f"{name}_right" for name in backward))
+    hidden = (calls.phase == PHASES["backward"]) & ~calls.waited & ~calls.p2p
+    held_ns = ibis.ifelse(hidden, ibis.greatest(calls.begun_ns, calls.last_ns), calls.begun_ns)
+    calls = calls.mutate(held_ns=held_ns).drop("last_ns")
     before = ibis.window(
         group_by=["rank", "step"],
         order_by=["held_ns", ibis.desc("start_ns"), "call"],
@@ -79,10 +90,9 @@ def sources_of(waits: ibis.Table) -> ibis.Table:
     earlier = ibis.window(group_by=["rank", "step"], order_by=["begun_ns", "call"], preceding=(None, 1))
     waits = waits.mutate(
         suffered_ns=waits.waiting_ns.sum().over(earlier).fill_null(0),
-        most_ns=waits.waiting_ns.max().over(earlier).fill_null(0),
-        from_group=waits.group.argmax(waits.waiting_ns).over(earlier),
-        from_seq=waits.seq.argmax(waits.waiting_ns).over(earlier),
+        longest=ibis.struct({"group": waits.group, "seq": waits.seq}).argmax(waits.waiting_ns).over(earlier),
     )
+    waits = waits.mutate(from_group=waits.longest["group"], from_seq=waits.longest["seq"])
     collectives = waits.group_by("group", "seq").agg(
         last=waits.last_rank.max(),
         waiting_ns=waits.waiting_ns.sum(),

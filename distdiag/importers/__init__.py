@@ -17,9 +17,12 @@ from distdiag.importers import flight_recorder, op_tables, profiler, stacks, std
 from distdiag.importers._contract import Imported, Importer, Measured, TableImporter
 from distdiag.importers._merging import merged
 from distdiag.importers._sorting import Sorted, sorted_files
+from distdiag.packs import Manifest, Told, manifest_of
 from distdiag.run import Measurements, Quality, Run
+from distdiag.run.packing import Packed
+from distdiag.run.packing import pack as write
 
-__all__ = ["IMPORTERS", "TABLES", "Imported", "Importer", "Measured", "TableImporter", "load"]
+__all__ = ["IMPORTERS", "TABLES", "Imported", "Importer", "Measured", "TableImporter", "load", "pack"]
 
 IMPORTERS: tuple[Importer, ...] = (flight_recorder, stacks, stderr)
 """In the order of trust: where two sources tell the calls of one rank, the first one's are taken."""
@@ -33,6 +36,9 @@ def load(path: Path) -> Run:
 
     Raises ``DistdiagError`` when there is nothing that could be analysed.
     """
+    manifest = manifest_of(path)
+    if manifest is not None:
+        return _unpacked(path, manifest)
     files = sorted_files(path, IMPORTERS, TABLES)
     tables, notes = _measured(files)
     imported, unread = _read(files.foreign)
@@ -49,6 +55,33 @@ def load(path: Path) -> Run:
         collectives=tables.collectives,
         quality=_told(loaded.quality, files, tables, notes),
     )
+
+
+def pack(path: Path, folder: Path) -> tuple[Packed, tuple[str, ...]]:
+    """Write the logs of a directory, and what other sources tell of its ranks, as a packed run into ``folder``.
+
+    Returns what was written, and what was left out in words. Raises ``DistdiagError`` where no records are found.
+    """
+    if manifest_of(path) is not None:
+        raise DistdiagError(f"{path} is packed already", "analyse it as it is")
+    files = sorted_files(path, IMPORTERS, TABLES)
+    left_out = tuple(f"{len(found)} {table.NAME} files are not packed" for table, found in files.tables.items())
+    imported, notes = _read(files.foreign)
+    if not imported:
+        return write(path, folder), left_out
+    quality = _told(Quality(files=0, bytes=0), files, Measurements(), notes)
+    told = Told(files=quality.files, bytes=quality.bytes, notes=quality.notes)
+    with tempfile.TemporaryDirectory(prefix="distdiag-") as directory:
+        return write(merged(files.own, imported, Path(directory)), folder, told), left_out
+
+
+def _unpacked(path: Path, manifest: Manifest) -> Run:
+    """Return a packed run with the quality of the sources that it was made of."""
+    loaded, told = run.load(path), manifest.told
+    if told is None:
+        return loaded
+    quality = dataclasses.replace(loaded.quality, files=told.files, bytes=told.bytes, notes=told.notes)
+    return dataclasses.replace(loaded, quality=quality)
 
 
 def _records(path: Path, files: Sorted, imported: Sequence[Imported], notes: tuple[str, ...]) -> Run:

@@ -12,6 +12,7 @@ import pandas as pd
 from distdiag import events
 from distdiag.engine import FILE, Engine
 from distdiag.errors import DistdiagError
+from distdiag.packs import PackEngine, manifest_of
 from distdiag.run.alive import alive
 from distdiag.run.calls import UNKNOWN
 from distdiag.run.content import Content, read
@@ -124,7 +125,7 @@ class Run:
 
 
 def load(path: Path) -> Run:
-    """Read a directory of logs, or one log.
+    """Read a directory of logs, one log, or a packed run.
 
     Raises ``DistdiagError`` when there is nothing that could be analysed: no such path, no log in it, no
     readable record, only logs of a newer schema, logs of several processes in one file.
@@ -145,7 +146,8 @@ def load_earlier(members: Members) -> Run:
 
 
 def _read(path: Path, logs: Sequence[LogFile], launch: Launch) -> Run:
-    engine = Engine()
+    manifest = manifest_of(path)
+    engine = Engine() if manifest is None else PackEngine(path, manifest)
     window = window_bytes(launch.members)
     parts = parts_of(launch.members, window, engine)
     content = read(engine, parts)

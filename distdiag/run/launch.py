@@ -165,26 +165,33 @@ def _process(stem: str, attempt: int, files: tuple[LogFile, ...]) -> Process:
     )
 
 
+def header_line(file: LogFile) -> bytes | None:
+    """Return the line of a log that says who wrote it."""
+    return next((line for line in first_lines(file) if _read(line).kind == "header"), None)
+
+
+def moment_line(file: LogFile) -> bytes | None:
+    """Return the last line of a log that tells a moment."""
+    return next((line for line in reversed(last_lines(file)) if _moment(_read(line))), None)
+
+
 def _first_header(files: Iterable[LogFile]) -> tuple[events.Header | None, str | None]:
     for file in files:
-        for line in first_lines(file):
-            if _read(line).kind != "header":
-                continue
-            try:
-                header = events.decode(line)
-            except msgspec.DecodeError:
-                return None, _read(line).schema
-            if isinstance(header, events.Header):
-                return header, header.schema
+        line = header_line(file)
+        if line is None:
+            continue
+        try:
+            header = events.decode(line)
+        except msgspec.DecodeError:
+            return None, _read(line).schema
+        if isinstance(header, events.Header):
+            return header, header.schema
     return None, None
 
 
 def _last_moment(files: Sequence[LogFile]) -> int:
-    for line in reversed(last_lines(files[-1])):
-        moment = _moment(_read(line))
-        if moment:
-            return moment
-    return 0
+    line = moment_line(files[-1])
+    return 0 if line is None else _moment(_read(line))
 
 
 def _moment(record: _Loose) -> int:

@@ -1,13 +1,15 @@
 """Which files of a directory are logs, and how much of each is written."""
 
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from distdiag.errors import DistdiagError
-from distdiag.journal.segments import segments_of
+from distdiag.journal.segments import place_of, rank_of, segments_of
+from distdiag.packs import Manifest, PackedFile, manifest_of
 
 BLOCK_BYTES = 4096
 PROBES = 8
@@ -32,6 +34,8 @@ class LogFile:
     """Without the trailing NULs of a segment that was still mapped, and without a torn last line."""
     torn: bool
     """The last line is cut, as where a process was killed while it wrote."""
+    packed: PackedFile | None = None
+    """What a packed run says of the file, which is then not there."""
 
 
 def discover(path: Path) -> tuple[LogFile, ...]:
@@ -39,6 +43,9 @@ def discover(path: Path) -> tuple[LogFile, ...]:
 
     Raises ``DistdiagError`` when there is no such path, or no log in it.
     """
+    manifest = manifest_of(path)
+    if manifest is not None:
+        return _packed(path, manifest)
     try:
         if path.is_dir():
             logs = segments_of(path)
@@ -63,7 +70,9 @@ def discover(path: Path) -> tuple[LogFile, ...]:
 
 
 def first_lines(log: LogFile, size: int = LAST_LINES_BYTES) -> list[bytes]:
-    """Return the complete lines at the beginning of a log."""
+    """Return the complete lines at the beginning of a log; of a packed one the header."""
+    if log.packed is not None:
+        return [] if log.packed.header is None else [log.packed.header.encode()]
     with log.path.open("rb") as file:
         head = file.read(min(size, log.used_bytes))
     lines = head.split(b"\n")
@@ -71,12 +80,37 @@ def first_lines(log: LogFile, size: int = LAST_LINES_BYTES) -> list[bytes]:
 
 
 def last_lines(log: LogFile) -> list[bytes]:
-    """Return the complete lines at the end of a log."""
+    """Return the complete lines at the end of a log; of a packed one the last that tells a moment."""
+    if log.packed is not None:
+        return [] if log.packed.last is None else [log.packed.last.encode()]
     with log.path.open("rb") as file:
         start = max(0, log.used_bytes - LAST_LINES_BYTES)
         tail = os.pread(file.fileno(), log.used_bytes - start, start)
     lines = tail.split(b"\n")
     return lines[1:] if start else lines
+
+
+def _packed(folder: Path, manifest: Manifest) -> tuple[LogFile, ...]:
+    """Return the files that a packed run was made of, in the order of its manifest."""
+    logs: list[LogFile] = []
+    segments: Counter[tuple[str, int]] = Counter()
+    for file in manifest.files:
+        stem, attempt, _ = place_of(file.name) or (file.name, 0, 0)
+        logs.append(
+            LogFile(
+                path=folder / file.name,
+                stem=stem,
+                attempt=attempt,
+                segment=segments[stem, attempt],
+                named_rank=rank_of(stem),
+                size_bytes=file.used_bytes,
+                used_bytes=file.used_bytes,
+                torn=file.torn,
+                packed=file,
+            )
+        )
+        segments[stem, attempt] += 1
+    return tuple(logs)
 
 
 def _describe(path: Path, stem: str, attempt: int, segment: int, rank: int | None) -> LogFile:

@@ -1,11 +1,12 @@
 """How much of the logs is read: all of it, or the newest part of each rank where that is too much."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from distdiag import events
 from distdiag.engine import Engine
+from distdiag.packs import LEANED_ON, newest_of
 from distdiag.run.launch import Process
 from distdiag.run.logfiles import LogFile
 
@@ -17,10 +18,7 @@ HEAD_BYTES = 64 << 10
 """Beginning of a segment that is cut: its header, groups and most of its interned records stand there."""
 UNUSED_BYTES = 64 << 10
 """A longer tail of NULs is cut off rather than read over and over."""
-_LEANED_ON = tuple(
-    f'{{"kind":"{events.kind_of(kind)}"'.encode()
-    for kind in (events.Header, events.Group, events.Path, events.Signature)
-)
+_LEANED_ON = tuple(f'{{"kind":"{events.kind_of(kind)}"'.encode() for kind in LEANED_ON)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +28,7 @@ class Part:
     rank: int
     log: LogFile
     path: Path
-    """The log itself, or a copy of a part of it."""
+    """The log itself, a copy of a part of it, or what stands for the newest part of a packed one."""
     cut: bool
     """Whether the copy lacks something from the middle of the log."""
 
@@ -51,20 +49,25 @@ def parts_of(members: Mapping[int, Process], window: int | None, engine: Engine)
     return tuple(part for rank, process in members.items() for part in _parts_of(rank, process.files, window, engine))
 
 
-def _parts_of(rank: int, files: Sequence[LogFile], window: int | None, engine: Engine) -> list[Part]:
-    parts: list[Part] = []
+def starts_of(files: Sequence[LogFile], window: int | None) -> Iterator[tuple[LogFile, int]]:
+    """Yield the files of a rank that are read, the newest first, and from which byte on."""
     left = window
     for log in reversed(files):
         if left is not None and left <= 0:
             break
-        start = 0 if left is None else max(0, log.used_bytes - left)
-        parts.append(_part(rank, log, start, engine))
+        yield log, 0 if left is None else max(0, log.used_bytes - left)
         if left is not None:
             left -= log.used_bytes
-    return parts[::-1]
+
+
+def _parts_of(rank: int, files: Sequence[LogFile], window: int | None, engine: Engine) -> list[Part]:
+    return [_part(rank, log, start, engine) for log, start in starts_of(files, window)][::-1]
 
 
 def _part(rank: int, log: LogFile, start: int, engine: Engine) -> Part:
+    if log.packed is not None:
+        cut = start > HEAD_BYTES
+        return Part(rank=rank, log=log, path=newest_of(log.path) if cut else log.path, cut=cut)
     if start <= HEAD_BYTES and log.size_bytes - log.used_bytes < UNUSED_BYTES:
         return Part(rank=rank, log=log, path=log.path, cut=False)
     with log.path.open("rb") as file:
