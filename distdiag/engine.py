@@ -35,6 +35,9 @@ _IN_MEMORY = {
 BULK: tuple[type[events.Event], ...] = (events.Call, events.Done)
 """The kinds that make up nearly all of a log; all others are few enough to be decoded one by one."""
 
+MANY = (*BULK, events.Step)
+"""Kinds that are read from the files each time; a copy of them would be as large as the files."""
+
 
 class Engine:
     """An in-memory database that reads logs where they lie."""
@@ -44,6 +47,7 @@ class Engine:
         self._names = itertools.count()
         self._spooled: Path | None = None
         self._database: Any = None
+        self._few: dict[tuple[Path, ...], str] = {}
         self._starting = threading.Lock()
 
     @property
@@ -78,9 +82,26 @@ class Engine:
         query = (
             f"SELECT {FILE}, {sql.selected(kind, only)} FROM (SELECT CAST(file_index AS BIGINT) AS {FILE}, "
             f"from_json(json, {sql.declared(kind, only)}) AS record "
-            f"FROM {sql.lines_of(files)} WHERE {sql.is_of_kind(kind)})"
+            f"FROM {self._lines_with(files, kind)} WHERE {sql.is_of_kind(kind)})"
         )
         return self._ibis.sql(query, schema=sql.schema_of(kind, only))
+
+    def _lines_with(self, files: Sequence[Path], kind: type[events.Event]) -> str:
+        """Return what to select lines from: the files or, where kinds are few, a copy of all lines of such kinds.
+
+        The copy is made once: a pass over a run asks for several of them.
+        """
+        if kind in MANY:
+            return sql.lines_of(files)
+        known = self._few.get(tuple(files))
+        if known is None:
+            known = self._few[tuple(files)] = f"few_{next(self._names)}"
+            with readable():
+                self._ibis.raw_sql(
+                    f"CREATE TEMP TABLE {known} AS SELECT file_index, json FROM {sql.lines_of(files)} "
+                    f"WHERE json IS NOT NULL AND NOT ({sql.is_of_kinds(MANY)})"
+                )
+        return known
 
     def memory(self, frame: pd.DataFrame) -> ibis.Table:
         """Return a frame of numbers, truth values and texts as a table."""

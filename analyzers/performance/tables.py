@@ -83,7 +83,7 @@ def _from_frames(run: Run) -> Tables:
         }
     )
     return Tables(
-        calls=_paired(run.engine.memory(frame), max(run.ranks, default=0) + 1),
+        calls=_paired(run.engine.memory(frame), max(run.ranks, default=0) + 1, messages=bool(frame["p2p"].any())),
         steps=run.engine.memory(_steps_in_frames(run.steps)),
         kinds=kinds,
         first_calls=_first_calls(run.engine.memory(run.calls[["rank", "call", "step"]])),
@@ -145,7 +145,7 @@ def _from_logs(run: Run) -> Tables:
     )
     kept = run.engine.materialised(table)
     return Tables(
-        calls=_paired(kept, max(run.ranks, default=0) + 1),
+        calls=_paired(kept, max(run.ranks, default=0) + 1, messages=bool(signatures["p2p"].any())),
         steps=run.engine.materialised(steps_in_logs(run)),
         kinds=kinds,
         first_calls=_first_calls(kept),
@@ -218,11 +218,14 @@ def _offsets(run: Run) -> pd.DataFrame:
 
 
 # ---- both -----------------------------------------------------------------------------------------------------------
-def _paired(calls: ibis.Table, world: int) -> ibis.Table:
+def _paired(calls: ibis.Table, world: int, *, messages: bool) -> ibis.Table:
     """Give each message the pair of its sender and receiver as group, and its number between them.
 
     The counter of c10d counts sends and receives of a process together, so that it differs between the two sides.
+    Where there are no ``messages`` nothing has to be counted.
     """
+    if not messages:
+        return calls.filter(calls.own_thread).drop("peer", "receives", "own_thread")
     source = ibis.ifelse(calls.receives, calls.peer, calls["rank"])
     target = ibis.ifelse(calls.receives, calls["rank"], calls.peer)
     pair = calls.group * world * world + source * world + target + 1
