@@ -35,7 +35,7 @@ _IN_MEMORY = {
 BULK: tuple[type[events.Event], ...] = (events.Call, events.Done)
 """The kinds that make up nearly all of a log; all others are few enough to be decoded one by one."""
 
-MANY = (*BULK, events.Step)
+MANY: tuple[type[events.Event], ...] = (*BULK, events.Step)
 """Kinds that are read from the files each time; a copy of them would be as large as the files."""
 
 
