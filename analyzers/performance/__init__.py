@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import ibis
 import pandas as pd
@@ -39,6 +39,13 @@ class Measured:
     """What these logs do not tell, with the reason."""
     newest: bool
     """Only the newest steps were looked at."""
+    waits: ibis.Table | None = None
+    """The calls behind it, as ``waits_of`` returns them, of the steps in the ledger; None where nothing was measured.
+    """
+    kinds: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """By the code in ``waits``: what the calls of one kind have in common."""
+    rolled: bool = False
+    """A row of ``waits`` stands for all calls of one step, rank, group and op."""
 
 
 _measured: weakref.WeakKeyDictionary[Run, dict[bool, Measured]] = weakref.WeakKeyDictionary()
@@ -75,6 +82,9 @@ def _measure(run: Run, *, whole: bool) -> Measured:
         alignment=alignment,
         unknown=unknown,
         newest=newest,
+        waits=waits,
+        kinds=kinds,
+        rolled=rolled,
     )
 
 

@@ -10,6 +10,7 @@ from distdiag.analyzers.performance import Measured, measure
 from distdiag.analyzers.performance.bandwidth import bus_bytes
 from distdiag.analyzers.performance.ledger import PARTS
 from distdiag.analyzers.performance.profiles import profiles_of
+from distdiag.analyzers.summary.pipeline import pipeline_in
 from distdiag.analyzers.summary.what_if import simulations
 from distdiag.run import Run
 
@@ -43,6 +44,9 @@ def performance(run: Run, *, whole: bool = False) -> dict[str, Any]:
     what_if, not_simulated = simulations(run, measured)
     if not_simulated is not None and not_simulated not in unknown.values():
         unknown["what_if"] = not_simulated
+    pipeline, no_pipeline = pipeline_in(run, measured)
+    if no_pipeline is not None:
+        unknown["pipeline"] = no_pipeline
     error = measured.alignment.error_ns
     return {
         "ranks": ranks,
@@ -53,6 +57,7 @@ def performance(run: Run, *, whole: bool = False) -> dict[str, Any]:
         "covers": "newest steps" if measured.newest else "all steps",
         "profiler": profiles_of(run),
         "what_if": what_if,
+        "pipeline": pipeline,
         "unknown": {} if run.only_measured else unknown,
     }
 

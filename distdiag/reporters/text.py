@@ -8,6 +8,7 @@ from distdiag.findings import Finding, Position, Report, Verdict
 from distdiag.reporters import _terminal, words
 from distdiag.reporters._ledger import ledger_lines
 from distdiag.reporters._lines import BLANK, GAP, Line, Span, hang, hang_all, plain, table, wrap
+from distdiag.reporters._pipeline import pipeline_lines, pipeline_texts
 from distdiag.reporters._profiles import profile_lines
 from distdiag.reporters._stacks import stack_lines
 from distdiag.reporters._what_if import what_if_line, what_if_lines
@@ -50,6 +51,7 @@ def compose(report: Report, *, width: int, height: int) -> list[Line]:
         stack_lines(report.stacks, width),
         _others(report, width),
         profile_lines(report.performance.get("profiler", ()), width),
+        _pipeline(report, width),
         what_if_lines(_simulations(report), width),
         _triage(report.triage, width),
     )
@@ -95,6 +97,7 @@ def _healthy(report: Report, width: int) -> list[Line]:
     indent = " " * (len(words.headline(report.verdict.name, None)) + GAP)
     pace = [answer for question, answer in report.triage.items() if question.startswith(PACE)]
     pace += [line] if (line := what_if_line(_simulations(report))) else []
+    pace += pipeline_texts(report.performance.get("pipeline"))
     pace += _goodput(report)
     return [first, *(line for answer in pace for line in hang(indent, wrap(answer, width - len(indent)))), *rest]
 
@@ -120,6 +123,12 @@ def _ledger(report: Report, width: int) -> list[Line]:
     """Return where the steps of a slow run go: all its ranks are at the same place, the end."""
     slow = (report.verdict.code or "").startswith(SLOW)
     return ledger_lines(report.performance.get("ranks", ()), report.verdict.culprits, width) if slow else []
+
+
+def _pipeline(report: Report, width: int) -> list[Line]:
+    """Return how much of a slow run's steps its pipeline stands idle."""
+    slow = (report.verdict.code or "").startswith(SLOW)
+    return pipeline_lines(report.performance.get("pipeline"), width) if slow else []
 
 
 def _split(summary: str) -> tuple[str, list[str]]:
