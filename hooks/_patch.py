@@ -5,6 +5,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -51,7 +52,20 @@ def observe(owner: Any, name: str, observer: Observer) -> Undo:
             observer.after(token, result, None)
         return result
 
-    return replace(owner, name, observed)
+    undo = replace(owner, name, observed)
+    if not isinstance(owner, ModuleType):
+        return undo
+    return together([when_imported("torch._dynamo.decorators", partial(_trace_as, observed, original)), undo])
+
+
+def _trace_as(observed: Callable[..., Any], original: Callable[..., Any], decorators: ModuleType) -> Undo:
+    """Let graphs that are compiled hold the original: a wrapper would break them, or forbid the whole of a graph."""
+    decorators.substitute_in_graph(observed, skip_signature_check=True)(original)
+    return _keep_it  # once the wrapper is off, nobody looks for what stands for it
+
+
+def _keep_it() -> None:
+    """Undo nothing."""
 
 
 def replace(owner: Any, name: str, substitute: Any) -> Undo:
