@@ -19,6 +19,8 @@ TORN_DOWN = "SIGTERM"
 KILL = "SIGKILL"
 LAUNCHER = "launcher"
 """Where of an exit that the process did not record itself."""
+NO_SPACE = "no-space"
+"""Why a record is lost whose disk was full."""
 STUCK_WATCHDOG = "WatchdogStuck"
 """Type under which it is recorded that a backend's own thread could not run."""
 FROZEN = "frozen"
@@ -53,7 +55,7 @@ class End(enum.StrEnum):
     SILENT = "silent"
     """Without a word: killed, or on a host that cannot be asked."""
     UNTOLD = "untold"
-    """Its log is none of ours and would not tell."""
+    """Its log is none of ours and would not tell, or its disk was full then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,7 @@ def lives_of(run: Run) -> Mapping[int, Life]:
     failures = _unrecovered(run.calls, run.phases)
     own, held_up, beginning = recorded(run), _held_up(run.faults), min(firsts.values(), default=0)
     watched = _watched_by_others(run)
+    full = by_rank(run.dropped[run.dropped["reason"] == NO_SPACE].groupby("rank")["time_ns"].max())
     exits = {int(row.rank): row for row in records(run.faults[run.faults["fault"] == "exit"])}
     dumped = {int(str(rank)): rows for rank, rows in run.crashes.groupby("rank")}
     nothing = run.crashes.iloc[:0]
@@ -106,6 +109,8 @@ def lives_of(run: Run) -> Mapping[int, Life]:
         end, code = _end(exit_record, kinds, fatal_signal=len(fatal) > 0, recorded=rank in own)
         if end is End.SILENT and rank in run.alive:
             end = End.RUNNING
+        elif end is End.SILENT and full.get(rank, -1) >= last_ns:
+            end = End.UNTOLD
         lives[rank] = Life(
             rank=rank,
             end=end,

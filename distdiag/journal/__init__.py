@@ -14,7 +14,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from distdiag.errors import guard, logger
-from distdiag.journal.retention import DETAILED_SEGMENTS, Losses, Retention
+from distdiag.journal.retention import DETAILED_SEGMENTS, NO_SPACE, Losses, Retention
 from distdiag.journal.segments import (
     Closed,
     Full,
@@ -22,6 +22,7 @@ from distdiag.journal.segments import (
     Segment,
     Sink,
     beside,
+    file_bytes,
     file_name,
     log_name,
     read_lines,
@@ -128,8 +129,8 @@ class Journal:
             self._reduce()
             if self._shipper:
                 self._shipper.offer(self._retention.files_with(self._current))
-        if self._losses and not self._stalled:
-            self._exclusively(lambda: self._losses.report(self._write))
+        if self._losses:
+            self._exclusively(self._tell_losses)
 
     def close(self) -> None:
         """Cut the files to their length and ship what is left; appending afterwards does nothing."""
@@ -171,12 +172,12 @@ class Journal:
     def _begin_segment(self, lines: bytes) -> str | None:
         """Begin a segment with its header and ``lines``; return None, or why it was not possible."""
         if self._stalled:
-            return "no-space"
+            return NO_SPACE
         number = self.segment + 1 if self._current else 0
         header = b""
         with guard("write a header"):
             header = self._header(number)
-        size = max(self._segment_bytes, len(header) + len(lines))
+        size = max(self._segment_bytes, file_bytes(len(header) + len(lines)))
         if size > self._max_bytes:
             return "cap"
         try:
@@ -185,14 +186,25 @@ class Journal:
         except OSError:
             logger.debug("distdiag cannot begin segment %d of its log", number, exc_info=True)
             self._stalled = True  # until a tick could prepare one: every call would pay for trying
-            return "no-space"
+            return NO_SPACE
         segment.map.write(header + lines)
         if self._current:
+            if self._current.tells_losses:
+                self._tell_losses()
+                self._losses.forget()
             self._retention.retired.append(self._current)
         # The map before the number: who sees the new number must not write into the old segment.
         self._current, self._map = segment, segment.map
         self.segment, self.path = number, segment.path
         return None
+
+    def _tell_losses(self) -> None:
+        """Write how much is lost: as usual lines, else where the present segment has room for just that."""
+        if self._current is None or not self._current.tells_losses:
+            self._losses.report(self._write)
+        line = self._losses.line()
+        if self._current is not None and line:
+            self._current.tell_losses(line)
 
     def _make_room(self, size: int) -> None:
         """Condense here and now if ``tick`` is far behind, or wait a moment for it."""
@@ -228,7 +240,7 @@ class Journal:
     def _shut(self) -> None:
         if self._closed:
             return
-        self._losses.report(self._write)
+        self._tell_losses()
         self._closed = True
         self._map = Closed()
         _journals.discard(self)

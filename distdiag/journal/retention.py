@@ -17,6 +17,9 @@ DETAILED_SEGMENTS = 2
 LOOKAHEAD_LINES = 64
 """First lines of the next segment that may lean on interned records written just before it began."""
 
+NO_SPACE = "no-space"
+"""Why a record is lost: the disk was full."""
+
 _KIND_AT = len(b'{"kind":"')
 _CALL = b'{"kind":"call","call":'
 _CALL_AT = len(_CALL)
@@ -71,6 +74,15 @@ class Losses:
         tally = self._tallies.setdefault(reason, Tally())
         for line in lines.splitlines():
             tally.add(line)
+
+    def line(self) -> bytes:
+        """Return the ``dropped`` record of what found no space; nothing where there is no such loss."""
+        tally = self._tallies.get(NO_SPACE)
+        return tally.line(NO_SPACE) if tally else b""
+
+    def forget(self) -> None:
+        """Forget what found no space: it is told."""
+        self._tallies.pop(NO_SPACE, None)
 
     def report(self, write: Callable[[bytes], str | None]) -> None:
         """Write the ``dropped`` records; what cannot be written is kept for later."""

@@ -18,6 +18,10 @@ LATE_BYTES = 1 << 16
 """What is looked at beyond the known end of a sealed segment for the lines of other threads."""
 LAST_LINE_BYTES = 512
 """Longer than any ``dropped`` record."""
+LOSS_BYTES = 256
+"""The end of a file is kept for one line, which tells how much is lost where the disk is full."""
+LOSSES_FROM_BYTES = 16 * LOSS_BYTES
+"""Smaller files, of which there are many in a log with such, have no room to spare."""
 ZEROS = bytes(1 << 16)
 MOST_BUFFERS = 1024
 """The system takes no more in one call."""
@@ -195,6 +199,15 @@ class Closed:
         return len(data)
 
 
+def file_bytes(content_bytes: int) -> int:
+    """Return how large a file has to be for so many bytes of lines."""
+    return content_bytes + _kept_for_losses(content_bytes + LOSS_BYTES)
+
+
+def _kept_for_losses(file_bytes: int) -> int:
+    return LOSS_BYTES if file_bytes >= LOSSES_FROM_BYTES else 0
+
+
 class Segment:
     """A new file whose space is reserved on disk and mapped into memory.
 
@@ -202,19 +215,20 @@ class Segment:
     touch of each costs the writer some microseconds.
     """
 
-    __slots__ = ("_fd", "map", "number", "path", "size_bytes")
+    __slots__ = ("_fd", "_losses_at", "map", "number", "path", "size_bytes")
 
     def __init__(self, path: Path, size_bytes: int, *, warm: bool = False) -> None:
         self.number = -1
         self.path = path
         self.size_bytes = size_bytes
+        self._losses_at = -1
         self._fd = os.open(path, NEW_FILE, 0o666)
         try:
             # A store into a hole of a full file system would be a SIGBUS; here it is an OSError.
             os.posix_fallocate(self._fd, 0, size_bytes)
             if warm:
                 os.pwritev(self._fd, [ZEROS] * min(size_bytes // len(ZEROS), MOST_BUFFERS), 0)
-            self.map = mmap.mmap(self._fd, size_bytes)
+            self.map = mmap.mmap(self._fd, size_bytes - _kept_for_losses(size_bytes))
         except OSError:
             os.close(self._fd)
             path.unlink(missing_ok=True)
@@ -229,6 +243,31 @@ class Segment:
         """Take a place in the log."""
         os.replace(self.path, path)
         self.number, self.path = number, path
+
+    @property
+    def tells_losses(self) -> bool:
+        """Return whether its last line, behind which nothing comes, tells what is lost."""
+        return self._losses_at >= 0
+
+    def tell_losses(self, line: bytes) -> None:
+        """Write the last line, shorter than ``LOSS_BYTES``, or the same again with other numbers, if there is room.
+
+        It begins where the map is not quite full and goes on behind it: who fills the map is the last to write there.
+        """
+        if not _kept_for_losses(self.size_bytes):
+            return
+        line = line.rstrip(b"\n").ljust(LOSS_BYTES - 1) + b"\n"
+        while self._losses_at < 0:
+            begin = self.map.tell()
+            try:
+                self.map.write(line[: len(self.map) - begin])
+            except ValueError:
+                continue  # another thread was faster
+            self._losses_at = begin
+        offset = self._losses_at // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        at = self._losses_at - offset
+        with mmap.mmap(self._fd, self.size_bytes - offset, offset=offset) as end:
+            end[at : at + len(line)] = line
 
     def seal(self) -> int:
         """End writing, cut the file to what was written and return its size."""

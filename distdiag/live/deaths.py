@@ -17,6 +17,8 @@ STACKS_SECONDS = 30.0
 """A rank that has come to its limit takes its stacks, which halts it for a while."""
 STACKS_BEGIN_SECONDS = 2.0
 """So much before its limit the last pulse may have been before that."""
+AHEAD = 2
+"""Steps, and collectives of a group, that nobody can be ahead of a member that is no more."""
 MOST_MESSAGE = 100
 MOST_EVIDENCE = 6
 
@@ -90,10 +92,28 @@ def _vanished(job: Job, state: RankState) -> bool:
     process = job.process_of(state)
     if process is not None:
         return process == "gone"  # one that is stopped or keeps the interpreter may come back
+    if _is_followed(job, state):
+        return False
     patience = SHIPPED_SECONDS if state.header.shipped_from else GONE_SECONDS
     if state.last_ns - state.progress_ns > (state.limit_seconds - STACKS_BEGIN_SECONDS) * 1e9:
         patience = max(patience, STACKS_SECONDS)
     return silence >= patience
+
+
+def _is_followed(job: Job, state: RankState) -> bool:
+    """Return whether peers complete steps with collectives that need a rank: it lives, only its log does not grow.
+
+    Its disk may be full, or the directory that its host sees is no longer the one that is read.
+    """
+    for group in job.groups:
+        if state.rank not in group.members:
+            continue
+        reached = state.sequences.get(group.name, group.start)
+        for peer in (job.ranks[rank] for rank in group.members if rank in job.ranks):
+            ahead = peer.sequences.get(group.name, group.start) - reached
+            if ahead >= AHEAD and peer.step - state.step >= AHEAD:
+                return True
+    return False
 
 
 def _how(job: Job, state: RankState) -> str:

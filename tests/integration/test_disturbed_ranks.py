@@ -275,3 +275,47 @@ def test_rank_whose_network_is_cut_is_named_and_all_fail_as_without_a_recorder(t
     assert [code for code, _, _ in outcomes[True]] == [1, 1, 1]
     assert outcomes[True] == outcomes[False]
     assert outcomes[True][0][2]
+
+
+@contextlib.contextmanager
+def small_disk(directory: Path, size_bytes: int) -> Iterator[None]:
+    """Put a small file system there; skip the test where that is not allowed."""
+    directory.mkdir()
+    options = ["-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(directory)]
+    if subprocess.run(["mount", *options], stderr=subprocess.DEVNULL, check=False).returncode:
+        pytest.skip("needs to mount a file system")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+def test_full_disk_costs_records_of_its_rank_and_nothing_of_the_job(tmp_path: Path) -> None:
+    outcomes = {}
+    disk = tmp_path / "disk"
+
+    with small_disk(disk, 3 << 17):
+        for recorded in (True, False):
+            with training(
+                tmp_path / f"{recorded}",
+                recorded=recorded,
+                own={1: {"DISTDIAG_DIR": str(disk), "DISTDIAG_MAX_BYTES": str(2 << 20)}},
+                STEPS="60",
+                CALLS="40",
+                PAUSE="0.01",
+            ) as job:
+                outcomes[recorded] = [job.outcome(rank) for rank in range(RANKS)]
+            if recorded:
+                left = shutil.disk_usage(disk).free
+                for log in disk.glob("*.jsonl"):
+                    shutil.copy(log, job.logs)
+                told = distdiag("analyze", job.logs, "--format", "json")
+                report = json.loads(told.communicate(timeout=CAP_SECONDS)[0])
+
+    (dropped,) = [each for each in report["findings"] if each["name"] == "records-dropped"]
+    assert [code for code, _, _ in outcomes[True]] == [0, 0, 0]
+    assert outcomes[True] == outcomes[False]
+    assert left < 1 << 18  # which one more segment would take
+    assert "of rank 1 found no space on the disk and are lost" in dropped["summary"]
+    assert report["data_quality"]["dropped_records"]["1"] > 500
+    assert not [each for each in report["findings"] if each["code"].startswith("DD3")]  # it is neither stuck nor dead

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from distdiag import events
+from distdiag.journal import Journal
+from distdiag.journal.segments import LOSS_BYTES
 from tests.journals import call_line, header_line, lines_in, open_journal, records_in
 
 
@@ -71,6 +73,60 @@ def test_full_disk_drops_and_counts_until_there_is_space(tmp_path: Path) -> None
     assert (first, last) == (call_line(0, padding=4000), call_line(4, padding=200))
     assert isinstance(record, events.Dropped)
     assert (record.reason, record.records, record.calls) == ("no-space", 3, [1, 3])
+
+
+def filled(directory: Path) -> Journal:
+    """Return a journal whose first segment has no room for another line."""
+    journal = open_journal(directory, segment_bytes=4096)
+    journal.append(call_line(0, padding=4096 - LOSS_BYTES - len(header_line(0)) - len(call_line(0)) - 20))
+    return journal
+
+
+def losses_in(directory: Path) -> list[tuple[int, list[int]]]:
+    """Return how many records are told to be lost, and of which calls."""
+    records = [events.decode(line) for line in records_in(directory) if line.startswith(b'{"kind":"dropped"')]
+    return [(each.records, each.calls) for each in records if isinstance(each, events.Dropped)]
+
+
+def test_disk_that_stays_full_is_told_at_the_end(tmp_path: Path) -> None:
+    journal = filled(tmp_path)
+
+    with no_space_for_files_above(1000):
+        for call in range(1, 6):
+            journal.append(call_line(call, padding=200))
+        journal.close()
+
+    assert losses_in(tmp_path) == [(5, [1, 5])]
+
+
+def test_process_that_is_killed_on_a_full_disk_has_told_what_was_lost_by_the_last_tick(tmp_path: Path) -> None:
+    journal = filled(tmp_path)
+
+    with no_space_for_files_above(1000):
+        for call in range(1, 4):
+            journal.append(call_line(call, padding=200))
+            journal.tick()
+        journal.append(call_line(4, padding=200))
+
+    assert losses_in(tmp_path) == [(3, [1, 3])]  # it is neither closed nor told of the last one
+    journal.close()
+
+
+def test_losses_told_on_a_full_disk_are_not_told_again_when_there_is_space(tmp_path: Path) -> None:
+    journal = filled(tmp_path)
+
+    with no_space_for_files_above(1000):
+        journal.append(call_line(1, padding=200))
+        journal.tick()
+        journal.append(call_line(2, padding=200))
+    journal.tick()
+    journal.append(call_line(3, padding=200))
+    journal.append(call_line(4, padding=200))
+    journal.close()
+
+    assert losses_in(tmp_path) == [(2, [1, 2])]
+    assert records_in(tmp_path)[-1] == call_line(4, padding=200)
+    assert len(records_in(tmp_path)) == 4
 
 
 def test_full_disk_is_not_tried_again_at_every_call(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from distdiag import events
-from distdiag.analyzers import insufficient_evidence, logs_missing, logs_truncated, records_dropped
+from distdiag.analyzers import diagnose, insufficient_evidence, logs_missing, logs_truncated, records_dropped
 from distdiag.findings import Finding, Severity
 from distdiag.run import load
 from tests.logs import SECOND_NS, Logs
@@ -89,6 +89,24 @@ def test_dropped_records_are_graver_where_the_disk_was_full(tmp_path: Path, reas
     assert finding.severity is severity
     assert finding.summary.startswith("1000 ")
     assert "ranks 0-1" in finding.summary
+
+
+@pytest.mark.parametrize(("full", "expected"), [(True, "records-dropped"), (False, "rank-died")])
+def test_rank_whose_disk_was_full_is_not_said_to_be_dead(tmp_path: Path, full: bool, expected: str) -> None:
+    logs = Logs(world_size=3)
+    for rank in logs:
+        for _ in range(3 if rank.rank == 1 else 30):
+            rank.sleep(1.0).all_reduce()
+            rank.end_step()
+            rank.pulse()
+    for rank in logs.but(1):
+        rank.exit()
+    if full:
+        logs[1].sleep(20.0).add(events.Dropped(time_ns=logs[1].now_ns, reason="no-space", records=500))
+
+    report = diagnose(logs.load(tmp_path))
+
+    assert report.verdict.name == expected
 
 
 def test_a_rank_that_two_processes_claim_is_named(tmp_path: Path) -> None:

@@ -98,3 +98,18 @@ def test_stall_in_one_call_names_nobody_where_all_is_acknowledged(tmp_path: Path
     (alarm,) = raised(watched.look_twice())
 
     assert (alarm.kind, alarm.condition.ranks) == ("stall", ())
+
+
+def test_rank_whose_log_no_longer_grows_while_its_peers_go_on_is_no_death(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, world_size=3)
+    watched.train(steps=10)
+    watched.look()
+
+    changes = []
+    for _ in range(30):
+        watched.train(steps=10)
+        watched.logs[1].records.clear()  # its disk is full
+        changes += watched.look()
+
+    assert watched.seconds > 30.0
+    assert changes == []
