@@ -17,41 +17,26 @@ What to do
 
 from collections.abc import Iterator
 
-from distdiag.analyzers._wording import named
-from distdiag.analyzers.investigation.trust import data_in_words
-from distdiag.analyzers.training.memory import MIB, host_leaks, leaking
-from distdiag.findings import Finding, Severity
+from distdiag.analyzers.training.leaks import of_leaks
+from distdiag.analyzers.training.memory import MIB, host_leaks
+from distdiag.findings import Finding
 from distdiag.run import Run
 
 CODE = "DD405"
 NAME = "host-memory-growth"
 AT_LEAST = 16 * MIB
 """Allocators, caches of compiled code and logs grow by less without a leak."""
-MOST_TOLD = 8
 SHARE = 0.05
 
 
 def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding for the ranks whose host memory grows without end."""
-    leaks = host_leaks(run, at_least=AT_LEAST, share=SHARE)
-    if not leaks:
-        return
-    ranks = tuple(leak.rank for leak in leaks)
-    first, second = leaking(leaks, "the memory of the host", len(run.ranks))
-    some = len(leaks) < len(run.ranks)
-    yield Finding(
+    yield from of_leaks(
+        run,
+        host_leaks(run, at_least=AT_LEAST, share=SHARE),
         code=CODE,
         name=NAME,
-        severity=Severity.WARNING if any(leak.matters for leak in leaks) else Severity.INFO,
-        summary=f"the host memory of {named(ranks)} {first}\n{second}",
-        culprits=ranks if some else (),
-        step=min(leak.growth.first_step for leak in leaks),
-        evidence=(
-            *(leak.in_words() for leak in leaks[:MOST_TOLD]),
-            data_in_words(run),
-        ),
-        action=(
-            f"look on {named(ranks)} for what the loop keeps: losses without .item(), metrics, samples, caches",
-            "run one rank under memray or python -X tracemalloc and compare two snapshots that are some steps apart",
-        ),
+        where="host",
+        look_for="what the loop keeps: losses without .item(), metrics, samples, caches",
+        compare="run one rank under memray or python -X tracemalloc and compare two snapshots that are some steps apart",
     )

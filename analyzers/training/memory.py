@@ -73,20 +73,3 @@ def _leaks(memory: pd.DataFrame, at_least: float, share: float) -> list[Leak]:
 def size(value: float) -> str:
     """Return bytes as a reader wants them."""
     return f"{value / GIB:.2f} GiB" if abs(value) >= GIB else f"{value / MIB:.1f} MiB"
-
-
-def leaking(leaks: list[Leak], what: str, ranks: int) -> tuple[str, str]:
-    """Return two sentences on ranks whose memory grows: how much and where, and when it ends."""
-    worst = max(leaks, key=lambda leak: leak.growth.per_step)
-    growth = worst.growth
-    others = ranks - len(leaks)
-    first = (
-        f"grows by {size(growth.per_step)} a step: from {size(growth.first)} in step {growth.first_step} to "
-        f"{size(growth.last)} in step {growth.last_step}"
-    )
-    if others:
-        first += f"; on the other {others} it does not" if others > 1 else "; on the other one it does not"
-    lefts = [leak.steps_left for leak in leaks if leak.steps_left is not None]
-    if not lefts:
-        return first, "What limit it has is not known."
-    return first, f"At this pace {what} lasts for about {min(lefts):,} more steps."
