@@ -38,5 +38,5 @@ def analyze(run: Run) -> Iterator[Finding]:
         name=NAME,
         where="host",
         look_for="what the loop keeps: losses without .item(), metrics, samples, caches",
-        compare="run one rank under memray or python -X tracemalloc and compare two snapshots that are some steps apart",
+        compare="run one rank under memray or python -X tracemalloc; compare two snapshots that are some steps apart",
     )
