@@ -8,6 +8,7 @@ destroy the group and end as any script does. Counted are runs that hang and pro
 import argparse
 import collections
 import concurrent.futures
+import contextlib
 import os
 import shutil
 import signal
@@ -15,12 +16,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 RANKS = 2
-CAP_SECONDS = 60
-"""A run takes some 3 s, on a loaded machine perhaps 20."""
+LOOK_SECONDS = 0.05
+STILL_SECONDS = 30
+"""A run takes some 3 s, on a loaded machine minutes: only ranks that use no processor for so long hang."""
+STILL_CPU_SECONDS = 0.5
+"""Signs of life take less in that time; a process that wants to run gets more, whatever the load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,17 +72,33 @@ def run_once(number: int, *, bare: bool) -> Outcome:
     """Start the ranks and wait for them."""
     directory = Path(tempfile.mkdtemp(prefix=f"distdiag-start-{number}-"))
     ranks = [start(rank, directory, bare=bare) for rank in range(RANKS)]
-    deadline = time.monotonic() + CAP_SECONDS
-    hung = False
-    for process in ranks:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            hung = True
-    outcome = Outcome(hung=hung, codes=tuple(end(process) for process in ranks), directory=directory)
+    outcome = Outcome(hung=hang(ranks), codes=tuple(end(process) for process in ranks), directory=directory)
     if outcome.well:
         shutil.rmtree(directory)
     return outcome
+
+
+def hang(ranks: Sequence[subprocess.Popen[bytes]]) -> bool:
+    """Wait until all have ended, or until those that have not do nothing any more; return whether it is that."""
+    used, since = 0.0, time.monotonic()
+    while any(process.poll() is None for process in ranks):
+        now = cpu_seconds(ranks)
+        if abs(now - used) > STILL_CPU_SECONDS:  # less, where one of them has ended
+            used, since = now, time.monotonic()
+        elif time.monotonic() - since > STILL_SECONDS:
+            return True
+        time.sleep(LOOK_SECONDS)
+    return False
+
+
+def cpu_seconds(ranks: Sequence[subprocess.Popen[bytes]]) -> float:
+    """Return the processor time that those still running have used."""
+    used = 0.0
+    for process in ranks:
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(process.pid).cpu_times()
+            used += times.user + times.system
+    return used
 
 
 def start(rank: int, directory: Path, *, bare: bool) -> subprocess.Popen[bytes]:
