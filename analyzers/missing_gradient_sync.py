@@ -68,4 +68,5 @@ def _finding(run: Run, apart: Unsynchronised) -> Finding:
 def _consequence(desync: Desync | None) -> str:
     if desync is None:
         return ""
-    return f" Replicas differ from step {desync.step} on, in {len(desync.differing)} of {desync.parameters} parameters."
+    found = desync.found
+    return f" Replicas differ from step {desync.step} on, in {len(found.differing)} of {found.parameters} parameters."

@@ -8,7 +8,8 @@ What it means
 How it is found
     Each rank writes a checksum of its replica just before the optimizer changes it: in steps 0 to 3 and then every
     100 (``DISTDIAG_CHECKSUM_EVERY``). The first step in which they differ is reported, with the first parameter and
-    the ranks that differ from a strict majority. Sharded parameters are never compared.
+    the ranks that differ from a strict majority of all replicas. Sharded parameters are never compared. ``distdiag
+    watch`` compares them by the same rule as they are written.
 
 What to do
     One parameter alone: suspect memory of that rank's device, or code that writes to it. All of them: look for what
@@ -23,6 +24,7 @@ from distdiag.analyzers.investigation.trust import data_in_words
 from distdiag.analyzers.training.causes import explained
 from distdiag.analyzers.training.checksums import Desync, desyncs
 from distdiag.findings import Confidence, Finding, Severity
+from distdiag.replicas import name_of
 from distdiag.run import Run
 
 CODE = "DD503"
@@ -42,29 +44,28 @@ def _finding(run: Run, desync: Desync) -> Finding:
         name=NAME,
         severity=Severity.ERROR,
         summary=f"{_who(desync)} from step {desync.step} on\n{_since(desync)}",
-        culprits=desync.odd,
+        culprits=desync.found.odd,
         group=desync.group.group,
         step=desync.step,
-        confidence=Confidence.HIGH if desync.odd else Confidence.MEDIUM,
+        confidence=Confidence.HIGH if desync.found.odd else Confidence.MEDIUM,
         evidence=(*_evidence(desync), data_in_words(run)),
         action=_action(desync),
     )
 
 
 def _who(desync: Desync) -> str:
-    members = desync.group.members
-    if desync.odd:
-        others = [rank for rank in desync.checksums if rank not in desync.odd]
-        return (
-            f"the model on {named(desync.odd)} differs from the one that {named(others)} {verb(others, 'has', 'have')}"
-        )
-    return f"the models on {named(members)}, which should be equal, differ"
+    odd = desync.found.odd
+    if odd:
+        others = [rank for rank in desync.found.checksums if rank not in odd]
+        return f"the model on {named(odd)} differs from the one that {named(others)} {verb(others, 'has', 'have')}"
+    return f"the models on {named(desync.group.members)}, which should be equal, differ"
 
 
 def _since(desync: Desync) -> str:
-    what = f"{len(desync.differing)} of {counted(desync.parameters, 'parameter')} differ, first {first_name(desync)}"
-    if len(desync.differing) == 1:
-        what = f"One of {counted(desync.parameters, 'parameter')} differs: {first_name(desync)}"
+    differing, of = len(desync.found.differing), counted(desync.found.parameters, "parameter")
+    what = f"{differing} of {of} differ, first {first_name(desync)}"
+    if differing == 1:
+        what = f"One of {of} differs: {first_name(desync)}"
     if desync.equal_step is None:
         return f"{what}; they differed when they were first compared."
     return f"{what}; in step {desync.equal_step} all were equal, bit for bit."
@@ -72,25 +73,23 @@ def _since(desync: Desync) -> str:
 
 def first_name(desync: Desync) -> str:
     """Return the name of the first parameter that differs, as far as it is known."""
-    position = desync.differing[0] if desync.differing else 0
-    names = desync.group.names
-    return names[position] if position < len(names) else f"number {position}"
+    return name_of(desync.group.names, desync.found)
 
 
 def _evidence(desync: Desync) -> tuple[str, ...]:
-    sums = ", ".join(f"rank {rank} {value:08x}" for rank, value in sorted(desync.checksums.items())[:8])
+    sums = ", ".join(f"rank {rank} {value:08x}" for rank, value in sorted(desync.found.checksums.items())[:8])
     parts = [f"checksums before the update of step {desync.step}: {sums}"]
-    if not desync.odd:
+    if not desync.found.odd:
         parts.append("no strict majority: the logs cannot say which replica is wrong")
     return tuple(parts)
 
 
 def _action(desync: Desync) -> tuple[str, ...]:
-    who = named(desync.odd) if desync.odd else "each rank"
+    who = named(desync.found.odd) if desync.found.odd else "each rank"
     between = (
         f"between steps {desync.equal_step} and {desync.step}" if desync.equal_step is not None else "at the start"
     )
-    if len(desync.differing) == 1:
+    if len(desync.found.differing) == 1:
         first = (
             f"look for code on {who} that writes to {first_name(desync)} {between}; if there is none, test its memory"
         )

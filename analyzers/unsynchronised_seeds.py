@@ -19,10 +19,11 @@ from itertools import combinations
 
 from distdiag.analyzers._wording import named
 from distdiag.analyzers.investigation.trust import data_in_words
-from distdiag.analyzers.training.peers import by_value, minority
+from distdiag.analyzers.training.peers import by_value
 from distdiag.analyzers.training.samplers import WORDS, SamplerSplit, sampler_splits
 from distdiag.analyzers.training.samples import overlap
 from distdiag.findings import Confidence, Finding, Severity
+from distdiag.replicas import minority
 from distdiag.run import Run
 
 CODE = "DD604"

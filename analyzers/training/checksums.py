@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 
 from distdiag.analyzers.training.nonfinite import first_nonfinite
-from distdiag.analyzers.training.peers import DataParallel, data_parallel, minority, of_wrapper
+from distdiag.analyzers.training.peers import DataParallel, data_parallel, of_wrapper
 from distdiag.analyzers.training.records import numerics_of
+from distdiag.replicas import Check, Disagreement, compared
 from distdiag.run import Run
-
-DIGEST_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +18,7 @@ class Desync:
     """First step before whose update they were seen to differ."""
     equal_step: int | None
     """Last step before it at which they were checked, and equal."""
-    checksums: dict[int, int]
-    odd: tuple[int, ...]
-    """Ranks that differ from a strict majority."""
-    differing: tuple[int, ...]
-    """Positions of the parameters that differ, of ``parameters``."""
-    parameters: int
+    found: Disagreement
 
 
 def desyncs(run: Run) -> list[Desync]:
@@ -49,28 +43,14 @@ def _of_group(run: Run, group: DataParallel) -> list[Desync]:
     if spoiled is not None:
         rows = rows[rows["step"] <= spoiled]  # not-a-number has many forms, and who has which says nothing
     per_step = rows.groupby("step").agg(ranks=("rank", "nunique"), values=("checksum", "nunique"))
-    compared = per_step[per_step["ranks"] > 1]
-    apart = compared[compared["values"] > 1]
+    together = per_step[per_step["ranks"] > 1]
+    apart = together[together["values"] > 1]
     if apart.empty:
         return []
     step = int(apart.index.min())
-    equal = compared[(compared["values"] == 1) & (compared.index < step)].index
-    at_step = rows[rows["step"] == step]
-    checksums = {int(rank): int(value) for rank, value in zip(at_step["rank"], at_step["checksum"], strict=True)}
-    digests = {int(rank): bytes(value) for rank, value in zip(at_step["rank"], at_step["digests"], strict=True)}
-    parameters = max(map(len, digests.values())) // DIGEST_BYTES
-    return [
-        Desync(
-            group=group,
-            step=step,
-            equal_step=int(equal.max()) if len(equal) else None,
-            checksums=checksums,
-            odd=minority(checksums),
-            differing=tuple(
-                position
-                for position in range(parameters)
-                if len({d[DIGEST_BYTES * position : DIGEST_BYTES * (position + 1)] for d in digests.values()}) > 1
-            ),
-            parameters=parameters,
-        )
-    ]
+    equal = together[(together["values"] == 1) & (together.index < step)].index
+    columns = (rows[rows["step"] == step][name].tolist() for name in ("rank", "checksum", "digests"))
+    checks = {int(rank): Check(int(value), bytes(digests)) for rank, value, digests in zip(*columns, strict=True)}
+    found = compared(checks, len(group.members))
+    equal_step = int(equal.max()) if len(equal) else None
+    return [] if found is None else [Desync(group=group, step=step, equal_step=equal_step, found=found)]

@@ -53,14 +53,6 @@ def of_wrapper(frame: pd.DataFrame, group: DataParallel) -> pd.DataFrame:
     return frame[frame["rank"].isin(group.members) & (frame["wrapper"] == group.wrapper)]
 
 
-def minority(values: Mapping[int, object]) -> tuple[int, ...]:
-    """Return the ranks that differ from what a strict majority holds; none where there is no such majority."""
-    counts = pd.Series({rank: repr(value) for rank, value in values.items()}).value_counts()
-    if len(counts) < 2 or 2 * int(counts.iloc[0]) <= len(values):
-        return ()
-    return tuple(sorted(rank for rank, value in values.items() if repr(value) != counts.index[0]))
-
-
 def by_value(values: Mapping[int, object]) -> list[tuple[object, tuple[int, ...]]]:
     """Return each value with its ranks, in the order of their first ranks."""
     ranks: dict[str, list[int]] = {}

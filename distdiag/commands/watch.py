@@ -7,7 +7,7 @@ import click
 
 from distdiag.commands import _options
 
-KINDS = ("stall", "death", "divergence", "non-finite", "straggler", "memory", "checkpoint")
+KINDS = ("stall", "death", "divergence", "non-finite", "replica-desync", "straggler", "memory", "checkpoint")
 
 
 def _kinds(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:

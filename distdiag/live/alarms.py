@@ -14,6 +14,7 @@ class Kind(enum.StrEnum):
     DEATH = "death"
     DIVERGENCE = "divergence"
     NON_FINITE = "non-finite"
+    REPLICA_DESYNC = "replica-desync"
     STRAGGLER = "straggler"
     MEMORY = "memory"
     CHECKPOINT = "checkpoint"

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from distdiag import events
 from distdiag.live.links import Links
+from distdiag.live.replicas import LiveReplicas
 
 HEADS_KEPT = 4096
 """Calls of a group that not all members have reached yet; a rank that is further behind is not compared."""
@@ -107,6 +108,7 @@ class Groups:
         self.all: dict[tuple[str, tuple[int, ...]], GroupState] = {}
         self._of: dict[tuple[int, str], GroupState] = {}
         self.links = Links()
+        self.replicas = LiveReplicas()
 
     def learn(self, rank: int, record: events.Group) -> None:
         """Take a member's record of a group; damaged ones are left out."""

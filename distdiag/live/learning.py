@@ -190,6 +190,13 @@ def _note_memory(state: RankState, now: int, used: int, limit: int | None) -> No
 def _take_numerics(state: RankState, numerics: events.Numerics) -> None:
     if numerics.loss is not None:
         state.facts["loss"] = numerics.loss
+    state.groups.replicas.note(state.rank, numerics)
+
+
+def _take_wrapper(state: RankState, wrapper: events.Wrapper) -> None:
+    group = state.groups.of(state.rank, wrapper.group)
+    if group is not None:
+        state.groups.replicas.learn(state.rank, wrapper, group.members)
 
 
 def _take_fault(state: RankState, fault: events.Fault) -> None:
@@ -236,6 +243,7 @@ _TAKERS: dict[type[events.Event], Callable[[RankState, Any], None]] = {
     events.Batch: _take_batch,
     events.Memory: _take_memory,
     events.Numerics: _take_numerics,
+    events.Wrapper: _take_wrapper,
     events.Fault: _take_fault,
     events.Stack: _take_stack,
     events.Path: _take_path,

@@ -23,7 +23,7 @@ ENDING = ".json"
 ROWS = 4
 """Ranks of a host of which everything is told: those in most trouble."""
 PLACES = 2
-OWN_CONDITIONS = (Kind.DIVERGENCE, Kind.NON_FINITE, Kind.MEMORY, Kind.CHECKPOINT)
+OWN_CONDITIONS = (Kind.DIVERGENCE, Kind.NON_FINITE, Kind.REPLICA_DESYNC, Kind.MEMORY, Kind.CHECKPOINT)
 """What one host can tell by itself; who stalls, died of whom or is slow only all of them together can."""
 
 

@@ -1,4 +1,4 @@
-"""Early signs of trouble: calls that part, a loss that is no number, memory that runs out, a save that does not end."""
+"""Early signs of trouble: calls or replicas that part, a loss that is no number, memory that runs out, a slow save."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from distdiag.live.alarms import Condition, Kind
 from distdiag.live.job import Job
 from distdiag.live.ranks import MemorySample, RankState
+from distdiag.live.standstill import CONFIRM_SECONDS
 from distdiag.live.wording import lasting, named
+from distdiag.replicas import name_of
 
 NO_NUMBERS = frozenset({"nan", "inf", "-inf"})
 SAVING = ("checkpoint", "ckpt", "save", "saving")
@@ -18,6 +20,7 @@ LEAST_SPAN_SECONDS = 30.0
 WARM_UP_STEPS = 10
 """Caches and allocators grow at first."""
 RUNS_OUT_SECONDS = 900.0
+MOST_SUMS = 8
 STEADY = 0.7
 """Growth that slows down by more than that in the second half will end by itself."""
 
@@ -57,6 +60,28 @@ def _non_finite_losses(state: RankState) -> Iterator[str]:
     for name, value in state.facts.items():
         if name.endswith("loss") and isinstance(value, str) and value.lower() in NO_NUMBERS:
             yield name
+
+
+def replica_desyncs(job: Job) -> Iterator[Condition]:
+    """Yield replicas of one model that are no longer equal."""
+    desyncs = [each for replicas in {s.groups.replicas for s in job.ranks.values()} for each in replicas.desyncs()]
+    for desync in desyncs[:1]:
+        found = desync.found
+        others = [rank for rank in found.checksums if rank not in found.odd]
+        who = f"the model on {named(found.odd)} differs from that on {named(others)}"
+        if not found.odd:
+            who = f"the models on {named(found.checksums)}, which should be equal, differ"
+        what = f"{len(found.differing)} of {found.parameters} parameters, first {name_of(desync.names, found)}"
+        before = "when first compared" if desync.equal_step is None else f"all were equal in step {desync.equal_step}"
+        sums = ", ".join(f"rank {rank} {value:08x}" for rank, value in sorted(found.checksums.items())[:MOST_SUMS])
+        yield Condition(
+            kind=Kind.REPLICA_DESYNC,
+            incident=f"replica-desync {desync.wrapper} {desync.members[0]}",
+            summary=f"{who} since step {desync.step}: {what}; {before}",
+            ranks=found.odd,
+            evidence=(f"checksums before the update of step {desync.step}: {sums}",),
+            confirm_seconds=CONFIRM_SECONDS,
+        )
 
 
 def memory_trends(job: Job) -> Iterator[Condition]:

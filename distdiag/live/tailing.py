@@ -21,7 +21,9 @@ ones lean on, and those that tell of steps and faults, are taken."""
 LEAST_BYTES = 16 << 10
 """Decoded of each log at one look, however many there are."""
 
-_LASTING = re.compile(rb'^\{"kind":"(?:header|group|path|signature|step|phase|fault|numerics)".*\n', re.MULTILINE)
+_LASTING = re.compile(
+    rb'^\{"kind":"(?:header|group|path|signature|step|phase|fault|numerics|wrapper)".*\n', re.MULTILINE
+)
 _SHARED = (b'{"kind":"path"', b'{"kind":"signature"', b'{"kind":"group"')
 """Beginnings of lines that are the same on many ranks: what they say is then one record."""
 MOST_SHARED = 20_000

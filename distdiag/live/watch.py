@@ -7,7 +7,7 @@ from pathlib import Path
 from distdiag.live.alarms import Alarms, Change, Condition
 from distdiag.live.deaths import deaths
 from distdiag.live.job import Job
-from distdiag.live.signs import divergences, memory_trends, non_finite, slow_checkpoints
+from distdiag.live.signs import divergences, memory_trends, non_finite, replica_desyncs, slow_checkpoints
 from distdiag.live.slowness import own_times, stragglers
 from distdiag.live.standstill import HALT, standstill
 from distdiag.live.tailing import Follower
@@ -74,6 +74,7 @@ class Watch:
             yield from standstill(job)
         yield from divergences(job)
         yield from non_finite(job)
+        yield from replica_desyncs(job)
         yield from slow_checkpoints(job)
         if now - self._slow_looked >= SLOW_SIGNS_SECONDS:
             self._slow_looked = now

@@ -11,6 +11,7 @@ import pytest
 
 from distdiag.commands._metrics import Metrics
 from distdiag.errors import DistdiagError
+from distdiag.live.alarms import Kind
 from distdiag.live.snapshot import Snapshot, snapshot_of
 from distdiag.reporters.prometheus import metrics, render
 from tests.watching import Watched
@@ -69,7 +70,7 @@ def test_shipped_files_name_metrics_and_alarms_that_there_are(tmp_path: Path, fi
     assert named
     assert named <= known
     kinds = set(re.findall(r'kind="([a-z-]+)"', text))
-    assert kinds <= {"stall", "death", "divergence", "non-finite", "straggler", "memory", "checkpoint"}
+    assert kinds <= set(Kind)
 
 
 def test_dashboard_is_json_with_a_query_in_each_panel() -> None:

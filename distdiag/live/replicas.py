@@ -1,0 +1,104 @@
+"""Checksums of replicas as they are written, compared by the same rule as the analyzer of whole logs does."""
+
+import dataclasses
+from collections import deque
+from dataclasses import dataclass
+
+from distdiag import events
+from distdiag.replicas import Check, Disagreement, compared
+
+STEPS_KEPT = 64
+"""Steps of which the checks of some members are still to come."""
+COMPARED = "DistributedDataParallel"
+"""The wrapper whose members hold whole replicas; others shard them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desync:
+    """Replicas of one wrapper that were not equal in the newest step of which all checks are known."""
+
+    wrapper: int
+    members: tuple[int, ...]
+    names: tuple[str, ...]
+    """Of the parameters, in order."""
+    step: int
+    """The first in which they were seen to differ."""
+    equal_step: int | None
+    """The last before it in which all were equal."""
+    found: Disagreement
+
+
+class _Replicas:
+    """The replicas of one wrapper."""
+
+    def __init__(self, wrapper: int, members: tuple[int, ...], names: tuple[str, ...]) -> None:
+        self.wrapper, self.members, self.names = wrapper, members, names
+        self.desync: Desync | None = None
+        self._checks: dict[int, dict[int, Check]] = {}
+        self._equal_steps: deque[int] = deque(maxlen=STEPS_KEPT)
+
+    def told(self) -> Desync | None:
+        """Return how they are not equal, with what was known before: logs of ranks are read one after the other."""
+        if self.desync is None:
+            return None
+        before = max((step for step in self._equal_steps if step < self.desync.step), default=None)
+        return dataclasses.replace(self.desync, equal_step=before)
+
+    def note(self, rank: int, step: int, check: Check) -> None:
+        """Take the check of one member."""
+        checks = self._checks.setdefault(step, {})
+        checks[rank] = check
+        whole = len(checks) == len(self.members)
+        found = compared(checks, len(self.members))
+        if found is not None and (self.desync is None or step <= self.desync.step):
+            self.desync = Desync(
+                wrapper=self.wrapper,
+                members=self.members,
+                names=self.names,
+                step=step,
+                equal_step=None,
+                found=found,
+            )
+        elif found is None and whole:
+            self._equal_steps.append(step)
+            if self.desync is not None and step > self.desync.step:
+                self.desync = None
+        if whole:
+            del self._checks[step]
+        elif len(self._checks) > STEPS_KEPT:
+            del self._checks[next(iter(self._checks))]
+
+
+class LiveReplicas:
+    """The replicas of a job, put together from what its ranks write."""
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[int, int], _Replicas] = {}
+        """By rank and number of the wrapper."""
+        self._all: dict[tuple[int, str, tuple[int, ...]], _Replicas] = {}
+        self._spoiled: dict[int, int] = {}
+        """First step of a rank in which something was not finite: such values have many forms."""
+
+    def learn(self, rank: int, record: events.Wrapper, members: tuple[int, ...]) -> None:
+        """Take a member's record of a wrapper."""
+        if record.name != COMPARED or len(members) < 2:
+            return
+        key = record.wrapper, record.group, members
+        known = self._all.get(key)
+        if known is None:
+            known = self._all[key] = _Replicas(record.wrapper, members, tuple(record.parameters))
+        self._of[rank, record.wrapper] = known
+
+    def note(self, rank: int, record: events.Numerics) -> None:
+        """Take what a rank wrote of the numbers of a step."""
+        if record.nonfinite:
+            self._spoiled[rank] = min(record.step, self._spoiled.get(rank, record.step))
+        replicas = self._of.get((rank, record.wrapper or 0))
+        if replicas is not None and record.checksum is not None:
+            replicas.note(rank, record.step, Check(record.checksum, record.digests))
+
+    def desyncs(self) -> list[Desync]:
+        """Return what is not equal and was before anything was not finite, the earliest first."""
+        found = [told for each in self._all.values() if (told := each.told()) is not None]
+        clean = [each for each in found if all(each.step <= self._spoiled.get(r, each.step) for r in each.members)]
+        return sorted(clean, key=lambda each: (each.step, each.members, each.wrapper))

@@ -1,0 +1,122 @@
+"""Checksums of replicas that are compared while a job runs."""
+
+from pathlib import Path
+
+import pytest
+
+from distdiag import events
+from distdiag.analyzers import replica_desync
+from distdiag.live.alarms import Alarm, Kind
+from distdiag.run import load
+from tests.logs import WORLD, RankLog
+from tests.watching import Watched, cleared, raised
+
+NAMES = ["embedding.weight", "block.weight", "head.bias"]
+EQUAL = (1, 2, 3)
+FLIPPED = (1, 7, 3)
+
+
+def check(log: RankLog, digests: tuple[int, ...], **fields: object) -> None:
+    log.add(
+        events.Numerics(
+            step=log.step,
+            time_ns=log.now_ns,
+            wrapper=1,
+            checksum=hash(digests) & 0xFFFFFFFF,
+            digests=b"".join(each.to_bytes(4, "little") for each in digests),
+            **fields,  # type: ignore[arg-type] # fields of the struct
+        )
+    )
+
+
+def wrapped(tmp_path: Path, *, world_size: int = 3, wrapper: str = "DistributedDataParallel") -> Watched:
+    """Replicas that were equal in step 10."""
+    watched = Watched(tmp_path, world_size=world_size)
+    for log in watched.logs:
+        log.add(events.Wrapper(wrapper=1, name=wrapper, group=WORLD, time_ns=log.now_ns, parameters=NAMES))
+    watched.train(steps=10)
+    for log in watched.logs:
+        check(log, EQUAL)
+    watched.train(steps=10)
+    return watched
+
+
+def alarm_of(watched: Watched) -> Alarm:
+    (alarm,) = raised(watched.look_twice())
+    return alarm
+
+
+def test_replica_that_differs_is_named_with_step_and_parameter(tmp_path: Path) -> None:
+    watched = wrapped(tmp_path)
+    for log in watched.logs:
+        check(log, FLIPPED if log.rank == 1 else EQUAL)
+
+    alarm = alarm_of(watched)
+
+    assert (alarm.kind, alarm.condition.ranks) == (Kind.REPLICA_DESYNC, (1,))
+    assert alarm.condition.summary == (
+        "the model on rank 1 differs from that on ranks 0,2 since step 20: "
+        "1 of 3 parameters, first block.weight; all were equal in step 10"
+    )
+
+
+def test_analyzer_says_the_same_of_the_same_logs(tmp_path: Path) -> None:
+    watched = wrapped(tmp_path)
+    for log in watched.logs:
+        check(log, FLIPPED if log.rank == 1 else EQUAL)
+    condition = alarm_of(watched).condition
+
+    (finding,) = replica_desync.analyze(load(tmp_path))
+
+    assert (finding.culprits, finding.step) == (condition.ranks, 20)
+    assert "block.weight" in finding.summary
+    assert finding.evidence[0] == condition.evidence[0]
+
+
+def test_two_replicas_that_differ_are_both_told_and_none_is_named(tmp_path: Path) -> None:
+    watched = wrapped(tmp_path, world_size=2)
+    for log in watched.logs:
+        check(log, FLIPPED if log.rank == 1 else EQUAL)
+
+    alarm = alarm_of(watched)
+
+    assert alarm.condition.ranks == ()
+    assert alarm.condition.summary.startswith("the models on ranks 0-1, which should be equal, differ since step 20")
+
+
+def test_rank_is_named_only_against_a_majority_of_all_replicas(tmp_path: Path) -> None:
+    watched = wrapped(tmp_path, world_size=4)
+    for log in watched.logs.only(0, 1, 2):
+        check(log, FLIPPED if log.rank == 1 else EQUAL)
+
+    assert alarm_of(watched).condition.ranks == ()
+
+    check(watched.logs[3], EQUAL)
+    (changed,) = watched.look(watched.seconds + 2.0)
+    assert (changed.what, changed.alarm.condition.ranks) == ("changed", (1,))
+
+
+def test_replicas_that_are_equal_again_end_the_alarm(tmp_path: Path) -> None:
+    watched = wrapped(tmp_path)
+    for log in watched.logs:
+        check(log, FLIPPED if log.rank == 1 else EQUAL)
+    alarm_of(watched)
+
+    watched.train(steps=60)
+    for log in watched.logs:
+        check(log, EQUAL)
+    changes = [*watched.look(), *watched.look(watched.seconds + 4.0)]
+
+    assert [each.kind for each in cleared(changes)] == [Kind.REPLICA_DESYNC]
+
+
+@pytest.mark.parametrize("why", ["shards", "not finite", "equal"])
+def test_what_need_not_be_equal_is_no_alarm(tmp_path: Path, why: str) -> None:
+    watched = wrapped(tmp_path, wrapper="FullyShardedDataParallel" if why == "shards" else "DistributedDataParallel")
+    if why == "not finite":
+        for log in watched.logs:
+            log.add(events.Numerics(step=log.step - 1, time_ns=log.now_ns, nonfinite=["loss"]))
+    for log in watched.logs:
+        check(log, EQUAL if why == "equal" or log.rank != 1 else FLIPPED)
+
+    assert raised(watched.look_twice()) == []
