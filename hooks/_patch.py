@@ -1,5 +1,6 @@
 """How hooks reach into other people's libraries: guarded, complete to undo, and only once they are loaded."""
 
+import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
@@ -60,7 +61,8 @@ def observe(owner: Any, name: str, observer: Observer) -> Undo:
 
 def _trace_as(observed: Callable[..., Any], original: Callable[..., Any], decorators: ModuleType) -> Undo:
     """Let graphs that are compiled hold the original: a wrapper would break them, or forbid the whole of a graph."""
-    decorators.substitute_in_graph(observed, skip_signature_check=True)(original)
+    with contextlib.suppress(ValueError):  # there is a rule for its name, under which it now finds the wrapper
+        decorators.substitute_in_graph(observed, skip_signature_check=True)(original)
     return _keep_it  # once the wrapper is off, nobody looks for what stands for it
 
 
