@@ -1,28 +1,12 @@
 """The command line: one line per command, and the one place where errors become text."""
 
+import importlib
 import os
 import sys
 from typing import NoReturn
 
 import click
 
-from distdiag.commands import (
-    agent,
-    analyze,
-    checkpoint,
-    compare,
-    ctl,
-    demo,
-    doctor,
-    explain,
-    help,
-    memory,
-    pack,
-    replay_info,
-    stacks,
-    trace,
-    watch,
-)
 from distdiag.errors import DistdiagError
 
 CANNOT = 2
@@ -32,7 +16,41 @@ READER_GONE = 141
 """What a shell reports for SIGPIPE."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+COMMANDS = (
+    "agent",
+    "analyze",
+    "checkpoint",
+    "compare",
+    "ctl",
+    "demo",
+    "doctor",
+    "explain",
+    "help",
+    "memory",
+    "pack",
+    "replay-info",
+    "stacks",
+    "trace",
+    "watch",
+)
+"""Each is the ``command`` of a module of ``distdiag.commands``."""
+
+
+class _Commands(click.Group):
+    """Imports a command when it is asked for: a verdict does not wait for the libraries of all others."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*COMMANDS, *super().list_commands(ctx)})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        module = importlib.import_module(f"distdiag.commands.{cmd_name.replace('-', '_')}")
+        command: click.Command = module.command
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="distdiag")
 def cli() -> None:
     """Say why a distributed PyTorch training run hangs, died or is slow.
@@ -56,21 +74,6 @@ def run_command(arguments: tuple[str, ...]) -> None:
     run.main(list(arguments))
 
 
-cli.add_command(analyze.command)
-cli.add_command(watch.command)
-cli.add_command(ctl.command)
-cli.add_command(agent.command)
-cli.add_command(explain.command)
-cli.add_command(help.command)
-cli.add_command(stacks.command)
-cli.add_command(replay_info.command)
-cli.add_command(trace.command)
-cli.add_command(pack.command)
-cli.add_command(compare.command)
-cli.add_command(checkpoint.command)
-cli.add_command(memory.command)
-cli.add_command(demo.command)
-cli.add_command(doctor.command)
 cli.add_command(run_command)
 
 

@@ -19,7 +19,9 @@ OPTION = re.compile(r"(?<!\S)--[a-z-]+")
 
 
 def commands() -> dict[str, click.Command]:
-    return dict(cli.cli.commands)
+    context = click.Context(cli.cli)
+    found = {name: cli.cli.get_command(context, name) for name in cli.cli.list_commands(context)}
+    return {name: command for name, command in found.items() if command is not None}
 
 
 def named(text: str) -> list[tuple[str, str]]:

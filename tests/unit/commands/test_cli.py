@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from distdiag import commands
 from distdiag.analyzers import ANALYZERS
-from distdiag.cli import cli
+from distdiag.cli import COMMANDS, cli
 from tests.logs import Logs
 
 CAP_SECONDS = 60
@@ -56,6 +57,12 @@ def test_help_names_every_command() -> None:
     shown = CliRunner().invoke(cli, ["--help"]).output
 
     assert all(f"\n  {name} " in shown for name in ("analyze", "demo", "explain", "run"))
+
+
+def test_every_module_of_a_command_is_one() -> None:
+    modules = {path.stem for path in Path(commands.__file__).parent.glob("[a-z]*.py")}
+
+    assert {name.replace("-", "_") for name in COMMANDS} | {"run"} == modules
 
 
 def test_run_is_reached_through_the_group_too() -> None:
