@@ -3,7 +3,8 @@
 What it means
     Something about the logs themselves contradicts itself or is missing in so many places that an accusation
     would be a guess: two processes claim the same rank, the ranks disagree on how many they are, logs lack
-    their header and with it their clock, the ops of calls are unknown, or nothing was recorded at all.
+    their header and with it their clock, the ops of calls are unknown, nothing was recorded at all, or what was
+    printed tells only of consequences.
 
 How it is found
     Headers, ranks, world sizes and signatures of all logs are compared while they are read.
@@ -14,10 +15,13 @@ What to do
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from distdiag.analyzers._wording import counted, named, seconds, verb
 from distdiag.analyzers.investigation import investigate
+from distdiag.analyzers.investigation.hearsay import hearsay
 from distdiag.analyzers.investigation.incident import Absence, Incident, Unexplained
+from distdiag.analyzers.investigation.sources import in_words, only_text
 from distdiag.analyzers.performance.job import KINDS
 from distdiag.analyzers.performance.what_if import why_not
 from distdiag.analyzers.summary.positions import newest_by_rank
@@ -38,6 +42,7 @@ def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding for each way in which the logs contradict themselves or say too little."""
     for incident in investigate(run).named(NAME):
         yield incident.finding(CODE, _untold(incident), (_ASK_FOR,))
+    yield from _hearsay(run)
     yield from _doubled(run)
     yield from _worlds(run)
     yield from _apart(run)
@@ -79,6 +84,16 @@ def _untold(incident: Incident) -> str:
         )
     reason = basis.reason if isinstance(basis, Unexplained) else incident.operation
     return f"these logs do not say what happened: {reason}"
+
+
+def _hearsay(run: Run) -> Iterator[Finding]:
+    """Yield a finding where texts tell of a failure, and of no cause that has a name."""
+    investigation = investigate(run)
+    heard = hearsay(run) if only_text(run) and not investigation.incidents else None
+    if heard is not None:
+        finding = _finding(f"these texts do not say what happened: {heard.reason}", heard.evidence, _ASK_FOR)
+        evidence = (*heard.evidence, in_words(run) or "")
+        yield replace(finding, confidence=Confidence.LOW, evidence=evidence, action=(*heard.action, _ASK_FOR))
 
 
 def _doubled(run: Run) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ What to do
 from collections.abc import Iterator, Sequence
 
 from distdiag.analyzers._wording import counted, named, verb
+from distdiag.analyzers.investigation.sources import only_text
 from distdiag.findings import Confidence, Finding, Severity
 from distdiag.run import Run
 
@@ -31,11 +32,13 @@ def analyze(run: Run) -> Iterator[Finding]:
     quality = run.quality
     if run.missing:
         have = verb(run.missing, "has", "have")
+        text = only_text(run)
+        said = f"nothing in these texts is of {named(run.missing)}, and the job may have had more ranks"
         yield Finding(
             code=CODE,
             name=NAME,
-            severity=Severity.WARNING,
-            summary=f"{named(run.missing)} of a world of {run.world_size} {have} no log here",
+            severity=Severity.INFO if text else Severity.WARNING,  # who printed nothing need not be missing
+            summary=said if text else f"{named(run.missing)} of a world of {run.world_size} {have} no log here",
             confidence=Confidence.HIGH,
             evidence=(f"logs of {counted(len(run.ranks), 'rank')} were read: {named(run.ranks)}", *_reasons(run)),
             action=(

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 
 from distdiag.analyzers._wording import named, verb
 from distdiag.analyzers.investigation import investigate
+from distdiag.analyzers.investigation.advice import advice_on
 from distdiag.analyzers.investigation.deaths import Death
 from distdiag.analyzers.investigation.incident import Incident
 from distdiag.analyzers.investigation.paths import short
@@ -37,11 +38,11 @@ def analyze(run: Run) -> Iterator[Finding]:
 
 
 def _summary(incident: Incident, death: Death) -> str:
-    who = named(death.ranks) if death.ranks else "a rank that nothing names"
+    who = named(death.ranks) if death.ranks else unnamed(death)
     site = f" ({short(death.site)})" if death.site is not None else ""
     what = {
         "exception": f"raised {first_line(death.what)}",
-        "killed": f"{verb(death.ranks, 'was', 'were')} killed by {death.what} without a word",
+        "killed": f"{verb(death.ranks or (0,), 'was', 'were')} killed by {death.what} without a word",
         "aborted": f"aborted with {death.what}",
         "exited": f"left by {death.what}",
     }[death.cause]
@@ -50,13 +51,20 @@ def _summary(incident: Incident, death: Death) -> str:
 
 
 def _others(incident: Incident, death: Death) -> str:
+    if not death.ranks and not incident.victims:
+        return "No rank is told here, and nobody is seen to wait"
     if not death.ranks:
-        return f"Whose error it is does not stand beside it; {named(incident.victims)} waited or failed after it"
+        return f"Which rank it is does not stand beside it; {named(incident.victims)} waited or failed after it"
     if not incident.culprits:
         return "Every rank did, so none of them alone is at fault"
     if not incident.victims:
         return "Nobody was waiting for it yet"
     return f"{named(incident.victims)} only waited for {verb(death.ranks, 'it', 'them')}"
+
+
+def unnamed(death: Death) -> str:
+    """Return what a rank is called that nothing names."""
+    return f"a process ({death.unnamed})" if death.unnamed else "a rank that nothing names"
 
 
 def first_line(text: str) -> str:
@@ -66,7 +74,7 @@ def first_line(text: str) -> str:
 
 
 def _action(incident: Incident, death: Death) -> tuple[str, ...]:
-    who = named(death.ranks)
+    who = named(death.ranks) if death.ranks else f"that process{f' ({death.unnamed})' if death.unnamed else ''}"
     if death.cause == "killed":
         return (
             f"look in the kernel's log on the host of {who} for the out-of-memory killer: dmesg -T | grep -i kill",
@@ -77,4 +85,5 @@ def _action(incident: Incident, death: Death) -> tuple[str, ...]:
         return (f"see why {who} leaves at {where} while others still need it",)
     if death.cause == "aborted":
         return (f"look at {where} and at what the native library printed before the abort of {who}",)
-    return (f"mend the exception of {who} at {where}", "ignore the other ranks' timeouts and connection errors")
+    known = advice_on(death.what)
+    return (*known, f"mend the exception of {who} at {where}", "ignore the other ranks' timeouts and connection errors")

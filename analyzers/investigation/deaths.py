@@ -4,6 +4,7 @@ import bisect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from signal import SIGKILL
 from typing import Any
 
 from distdiag.analyzers.investigation.last_seen import LastSeen
@@ -23,6 +24,8 @@ PULSE_NS = 1 * SECOND_NS
 OUT_OF_MEMORY = "out-of-memory"
 UNSIGNED = "unsigned"
 """Where of an error in text that does not say whose it is."""
+ENDED = "end"
+"""Fault of an imported text: a process that no rank is told of ended, as its launcher saw."""
 MEMORY_ERROR = re.compile(r"OutOfMemoryError|MemoryError|CUDA out of memory")
 
 
@@ -41,6 +44,8 @@ class Death:
     step: int
     seen_by: tuple[int, ...] = ()
     """Ranks whose connection to a silent one broke."""
+    unnamed: str = ""
+    """What a launcher calls it where no rank is told: ``local rank 3, process 812917``."""
 
     @property
     def site(self) -> str | None:
@@ -64,6 +69,24 @@ def deaths_of(run: Run, lives: Mapping[int, Life], blocked_since: Mapping[int, i
     return tuple(sorted(map(_together, alike.values()), key=lambda death: (death.time_ns, death.ranks)))
 
 
+def _of_nobody(fault: Any) -> Death:
+    """Return the death that an error, or a launcher, tells of a rank that nothing names."""
+    cause, what = OUT_OF_MEMORY if fault.fault == OUT_OF_MEMORY else "exception", f"{fault.type}: {fault.message}"
+    if fault.fault == ENDED:
+        code = int(fault.code)
+        cause = "killed" if code == -SIGKILL else "aborted" if code < 0 else "exited"
+        what = (fault.type or f"signal {-code}") if code < 0 else f"exit code {code}"
+    return Death(
+        ranks=(),
+        time_ns=int(fault.time_ns),
+        cause=cause,
+        what=what,
+        frames=tuple(fault.frames),
+        step=int(fault.step),
+        unnamed=fault.message or "" if fault.fault == ENDED else "",
+    )
+
+
 def _together(deaths: Iterable[Death]) -> Death:
     """Return one death of several alike."""
     ordered = sorted(deaths, key=lambda death: (death.time_ns, death.ranks))
@@ -76,6 +99,7 @@ def _together(deaths: Iterable[Death]) -> Death:
         frames=first.frames,
         step=first.step,
         seen_by=tuple(sorted({rank for death in ordered for rank in death.seen_by})),
+        unnamed=first.unnamed,
     )
 
 
@@ -145,17 +169,7 @@ class _Registry:
     def unsigned(self) -> list[Death]:
         """Return the deaths of ranks that their error does not tell."""
         faults = self._run.faults
-        return [
-            Death(
-                ranks=(),
-                time_ns=int(fault.time_ns),
-                cause=OUT_OF_MEMORY if fault.fault == OUT_OF_MEMORY else "exception",
-                what=f"{fault.type}: {fault.message}",
-                frames=tuple(fault.frames),
-                step=int(fault.step),
-            )
-            for fault in records(faults[faults["where"] == UNSIGNED])
-        ]
+        return [_of_nobody(fault) for fault in records(faults[faults["where"] == UNSIGNED])]
 
     def first_timeout_ns(self) -> int | None:
         """Return when the first rank gave up waiting."""

@@ -40,6 +40,11 @@ def seen_once(run: Run) -> bool:
     return only_stacks and int(run.stacks.groupby("rank")["time_ns"].count().max()) == 1
 
 
+def only_text(run: Run) -> bool:
+    """Return whether all that is known is what processes printed."""
+    return len(run.headers) > 0 and set(run.headers["source"]) == {TEXT}
+
+
 def healthy_confidence(run: Run) -> Confidence:
     """Return how sure it is that nothing went wrong where nothing was found."""
     sources = {name for source in run.headers["source"] for name in _sources(source)}

@@ -5,6 +5,9 @@ from distdiag.analyzers.investigation.incident import Absence, Disagreement, Inc
 from distdiag.analyzers.investigation.issued import Issued, group_words
 from distdiag.analyzers.investigation.paths import short
 
+UNTOLD_NS = 1_000_000
+"""No wait gives up so soon: its beginning is taken from its end where nothing tells it."""
+
 
 def both_sides(incident: Incident, disagreement: Disagreement) -> str:
     """Return what each side issued, and where."""
@@ -41,8 +44,9 @@ def waiting(incident: Incident, absence: Absence) -> str:
     words = f"{named(waiters)} {verb(waiters, 'waits', 'wait')} for {verb(incident.culprits, 'it', 'them')}"
     words += at(incident, waiters)
     if wait.given_up_ns is not None:
-        lasted = seconds(wait.given_up_ns - wait.since_ns)
-        words = words.replace(" waits ", " waited ").replace(" wait ", " waited ") + f" and gave up after {lasted}"
+        lasted = wait.given_up_ns - wait.since_ns
+        after = f" after {seconds(lasted)}" if lasted > UNTOLD_NS else ""  # text does not always say since when
+        words = words.replace(" waits ", " waited ").replace(" wait ", " waited ") + f" and gave up{after}"
     further = sorted(set(incident.victims) - set(waiters))
     return words + (f"; behind them {named(further)}" if further else "")
 

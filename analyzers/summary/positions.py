@@ -100,7 +100,8 @@ class _Places:
         activity = pulse["activity"] if pulse is not None else None
         last = self._last_call.get(rank)
         since = 0 if last is None else int(last["end_ns"] if _known(last["end_ns"]) else last["start_ns"])
-        doing = str(activity).replace("-", " ") if _known(activity) else "running"
+        untold = pulse is None and last is None and rank not in self._recorded  # foreign files need not name all
+        doing = str(activity).replace("-", " ") if _known(activity) else "not told" if untold else "running"
         return _Act(since_ns=since, doing=doing, frames=None if last is None else self._frames(last))
 
     def _ended(self, rank: int) -> _Act | None:

@@ -7,10 +7,11 @@ import numpy as np
 import pandas as pd
 
 from distdiag.analyzers._wording import counted, named, seconds
+from distdiag.analyzers.investigation.deaths import ENDED, UNSIGNED
 from distdiag.analyzers.investigation.issued import group_name, in_group
 from distdiag.analyzers.investigation.lives import CONNECTION, TIMEOUT
 from distdiag.analyzers.investigation.paths import location, short
-from distdiag.analyzers.investigation.sources import tells_steps
+from distdiag.analyzers.investigation.sources import tells_steps, unheard
 from distdiag.analyzers.summary.performance import performance
 from distdiag.analyzers.summary.positions import newest_ns, positions
 from distdiag.events import NUMBER_UNKNOWN
@@ -103,14 +104,18 @@ def _own_faults(faults: pd.DataFrame) -> list[dict[Any, Any]]:
 
 
 def _fault(row: Mapping[Any, Any], run: Run, end_ns: int) -> str:
+    nobody = row["where"] == UNSIGNED or int(row["rank"]) in unheard(run)
+    who = "a rank that nothing names" if nobody else f"rank {row['rank']}"
     if row["fault"] == "warning":
-        return f"rank {row['rank']}: {row['message']}"
+        return str(row["message"]) if nobody else f"{who}: {row['message']}"
     what = "ran out of memory" if row["fault"] == "out-of-memory" else f"raised {row['type']}"
+    if row["fault"] == ENDED:
+        what = f"ended with {row['type'] or 'exit code ' + str(int(row['code']))}"
     frames = row["frames"] or (run.paths.get(int(row["path"]), ()) if not pd.isna(row["path"]) else ())
     site = f" at {short(location(frames[-1]))}" if frames else ""
     before = seconds(end_ns - int(row["time_ns"]))
     step = f" in step {row['step']}" if tells_steps(run) else ""
-    return f"rank {row['rank']} {what}{step}{site}, {before} before the last record"
+    return f"{who} {what}{step}{site}, {before} before the last record"
 
 
 def _losses(run: Run) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from distdiag.events import GROUP_UNKNOWN
-from distdiag.importers._text.facts import Missed, Passed
+from distdiag.importers._text.facts import Missed, Passed, Remark
 from distdiag.importers._text.filenames import MAX_RANK
 from distdiag.importers._text.names import DEFAULT_GROUP
 from distdiag.importers._text.normalise import Bar
@@ -43,7 +43,8 @@ def tell_missed(job: Job) -> None:
             continue
         _wait(job, waiter, what, start_ns, moment)
         if what.subjects:
-            job.remarks.append((moment, f"{_who(what)} did not bring {', '.join(what.subjects[:MOST_SUBJECTS])}"))
+            said = f"{_who(what)} did not bring {', '.join(what.subjects[:MOST_SUBJECTS])}"
+            job.remarks.append((moment, Remark(text=said)))
         for rank in what.ranks:
             if rank < MAX_RANK:
                 job.tale(rank)
@@ -78,11 +79,17 @@ def _wait(job: Job, rank: int, missed: Missed, start_ns: int, moment: int) -> No
             seq=missed.seq,
             start_ns=start_ns,
             end_ns=moment if missed.gave_up else None,
-            error=f"timeout: {_who(missed)} did not come" if missed.gave_up else None,
+            error=_error(missed) if missed.gave_up else None,
             module=", ".join(missed.subjects) or None,
         )
     )
     tale.last_ns = max(tale.last_ns, moment)
+
+
+def _error(missed: Missed) -> str:
+    if missed.broken:
+        return f"connection reset: the store in which {_who(missed)} was to leave its identifier went away"
+    return f"timeout: {_who(missed)} did not come"
 
 
 def _who(missed: Missed) -> str:

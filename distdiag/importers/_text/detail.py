@@ -3,13 +3,13 @@
 import re
 from collections.abc import Iterator
 
-from distdiag.importers._text.facts import Issued, Missed, Role, What
+from distdiag.importers._text.facts import Issued, Missed, Remark, Role, What
 from distdiag.importers._text.kinds import Family, nothing
 from distdiag.importers._text.names import DEFAULT_GROUP, dtype, operation
 from distdiag.importers._text.normalise import Line
 
 _FINGERPRINT = re.compile(
-    r"Rank (?P<rank>\d+)(?: is running (?:inconsistent )?collective|\] Running collective): CollectiveFingerPrint\("
+    r"Rank (?P<rank>\d+)(?: is running (?:inconsistent )?collective|\] Running collective): ?CollectiveFingerPrint\("
     r"(?:SequenceNumber=(?P<seq>\d+),? ?)?OpType=(?P<op>\w+)"
     r"(?:, ?TensorShape=\[(?P<shape>[^\]]*)\])?(?:, ?TensorDtypes=(?P<dtype>\w+))?"
 )
@@ -17,15 +17,31 @@ _MISSED = re.compile(
     r"(?:\[Rank (?P<by>\d+)\]:? )?Ranks? (?P<ranks>\d+(?:, ?\d+)*) failed to pass monitoredBarrier"
     r"(?: in (?P<limit>\d+) ms)?"
 )
+MISMATCH_LINES = 12
+"""Two fingerprints fill so many lines of a terminal of 80 columns."""
 _COUNTERS = 1 << 31
 """Some builds print uninitialised counters as sequence numbers."""
+_APART = 10_000_000
+"""Ranks that compare their fingerprints are not so many calls apart: at least one of the counters was never set."""
+_ONE_SIDED = "is running inconsistent collective"
 
 
 def running(line: Line) -> Iterator[What]:
     """Read what ranks say they were about to run."""
     mismatch = "Detected mismatch" in line.text
-    for found in _FINGERPRINT.finditer(line.text):
-        seq = int(found["seq"]) if found["seq"] else None
+    found_all = list(_FINGERPRINT.finditer(line.text))
+    counters = [int(found["seq"]) for found in found_all if found["seq"]]
+    unset = bool(counters) and max(counters) - min(counters) > _APART
+    if mismatch and len(found_all) == 2 and _differ_untold(*found_all):
+        first, second = found_all
+        op, other = operation(first["op"]), second["rank"]
+        yield Remark(text=f"c10d found that {op} of rank {first['rank']} is not that of rank {other}", telling=True)
+        return
+    if mismatch and _ONE_SIDED in line.text and found_all:
+        op, rank = operation(found_all[0]["op"]), found_all[0]["rank"]
+        yield Remark(text=f"c10d found that {op} of rank {rank} is not what the others run", telling=True)
+    for found in found_all:
+        seq = int(found["seq"]) if found["seq"] and not unset else None
         sizes = (found["shape"] or "").replace(" ", "").split(",")
         yield Issued(
             op=operation(found["op"]),
@@ -36,6 +52,11 @@ def running(line: Line) -> Iterator[What]:
             dtype=dtype(found["dtype"]) if found["dtype"] else None,
             failed=mismatch,
         )
+
+
+def _differ_untold(first: re.Match[str], second: re.Match[str]) -> bool:
+    """Return whether two fingerprints name one operation, and only one its tensors: what differs is not told."""
+    return first["op"] == second["op"] and (first["shape"] is None) != (second["shape"] is None)
 
 
 def barrier(line: Line) -> Iterator[What]:
@@ -56,7 +77,9 @@ FAMILIES = (
         needles=("Detected mismatch between collectives",),
         role=Role.INITIATING,
         parse=running,
-        ending=r"Collectives differ in|but Rank \d+ is running collective: CollectiveFingerPrint\(.*OpType=\w+|$",
+        ending=r"Collectives differ in|but Rank \d+ is running collective: (?:CollectiveFingerPrint\(.*OpType=)?\w+"
+        r"|inconsistent collective: \w+|…",
+        lines=MISMATCH_LINES,
     ),
     Family(
         name="collective-fingerprint", needles=("Running collective: Collective",), role=Role.UNKNOWN, parse=running

@@ -3,9 +3,11 @@
 import re
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from distdiag import events
 from distdiag.importers._text.dumps import FAULTHANDLER, MAIN
-from distdiag.importers._text.facts import Ended, Frozen, Raised, Remark, Role, Stacked, Torn
+from distdiag.importers._text.facts import Ended, Frozen, Raised, Remark, Role, Signalled, Stacked, Torn, What
 from distdiag.importers._text.launchers import SIGTERM
 from distdiag.importers._text.owners import Told
 from distdiag.importers._text.tales import Job
@@ -18,6 +20,12 @@ ALONE_NS = 60 * SECOND_NS
 """A process that goes on to print for so long after an error of its own handled it."""
 ONCE_NS = 5 * SECOND_NS
 """Time in which a rank that failed may still be seen to come into one more wait."""
+UNSIGNED = "unsigned"
+"""Where of an error, or an end, whose rank is not known; it stands in the log of the first rank."""
+CONSEQUENCE = "consequence"
+"""Where of an error whose rank is not known, and which others caused."""
+TELLING = "telling"
+"""Where of a remark that jobs which go well do not print."""
 STUCK_WATCHDOG = "WatchdogStuck"
 SIGNALS = {6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 SHELL_SIGNAL = 128
@@ -39,7 +47,7 @@ def tell_errors(job: Job) -> None:
         seen.add(key)
         fault = _fault(what, moment, went_on=_went_on(job, told, moment))
         if told.rank is None:
-            job.unsigned.append(fault)
+            job.unsigned.append(fault if fault.where == "raised" else replace(fault, where=UNSIGNED))
         else:
             job.tale(told.rank).records.append(fault)
 
@@ -70,14 +78,26 @@ def _went_on(job: Job, told: Told, moment: int) -> bool:
     return False
 
 
+def tell_consequences(job: Job) -> None:
+    """Keep what others did to ranks that nothing names: it tells no cause, but that there was one."""
+    for moment, told in job.told:
+        what = told.said.what
+        if told.rank is not None or not isinstance(what, Raised) or told.said.role is not Role.CASCADE:
+            continue
+        if not _went_on(job, told, moment):
+            job.unsigned.append(replace(_fault(what, moment, went_on=False), where=CONSEQUENCE))
+
+
 def tell_ends(job: Job) -> None:
     """Add what launchers say of the ends of processes, and remarks."""
     for moment, told in job.told:
         what = told.said.what
         if isinstance(what, Remark):
-            _remark(job, told.rank, what.text, moment)
+            _remark(job, told.rank, what, moment)
+        elif isinstance(what, Signalled):
+            _signal(job, what, moment)
         elif told.rank is None:
-            continue
+            _unnamed_end(job, what, moment)
         elif isinstance(what, Ended | Torn):
             _ended(job, told.rank, what, moment)
         elif isinstance(what, Stacked):
@@ -94,6 +114,40 @@ def tell_ends(job: Job) -> None:
             )
 
 
+def _signal(job: Job, what: Signalled, moment: int) -> None:
+    """Keep who told the others of a time-out, where its own words are not here."""
+    if what.rank not in job.tales or not job.tales[what.rank].acts:
+        text = (
+            f"rank {what.rank} told the others that a collective of its own had timed out; its own words are not here"
+        )
+        if text not in {remark.text for _, remark in job.remarks}:
+            job.remarks.append((moment, Remark(text=text, telling=True)))
+
+
+def _unnamed_end(job: Job, what: What, moment: int) -> None:
+    """Keep the end of a process that only a launcher's number tells, unless it was told to end."""
+    if isinstance(what, Stacked) and what.signal is not None:
+        number = next((number for number, name in SIGNALS.items() if name == what.signal), None)
+        what = Ended(code=-number) if number is not None else what
+    if not isinstance(what, Ended):
+        return
+    code = _signed(what.code)
+    if code in (0, -SIGTERM):
+        return
+    words = [f"local rank {what.local_rank}"] if what.local_rank is not None else []
+    words += [f"process {what.pid}"] if what.pid is not None else []
+    job.ends.append(
+        events.Fault(
+            fault="end", time_ns=moment, type=SIGNALS.get(-code), message=", ".join(words), where=UNSIGNED, code=code
+        )
+    )
+
+
+def _signed(code: int) -> int:
+    """Return an exit code, negative where it tells a signal as shells write it."""
+    return SHELL_SIGNAL - code if SHELL_SIGNAL < code <= SHELL_SIGNAL + max(SIGNALS) else code
+
+
 def _stacked(job: Job, rank: int, what: Stacked, moment: int) -> None:
     if what.threads:
         job.tale(rank).records.append(
@@ -108,9 +162,7 @@ def _stacked(job: Job, rank: int, what: Stacked, moment: int) -> None:
 
 def _ended(job: Job, rank: int, what: Ended | Torn, moment: int) -> None:
     tale = job.tale(rank)
-    code = what.code if isinstance(what, Ended) else -SIGTERM
-    if SHELL_SIGNAL < code <= SHELL_SIGNAL + max(SIGNALS):
-        code = SHELL_SIGNAL - code
+    code = _signed(what.code if isinstance(what, Ended) else -SIGTERM)
     known = [record for record in tale.records if isinstance(record, events.Fault) and record.fault == "exit"]
     tale.pid = tale.pid or what.pid or 0
     if known and (known[0].code == code or isinstance(what, Torn)):
@@ -121,12 +173,18 @@ def _ended(job: Job, rank: int, what: Ended | Torn, moment: int) -> None:
     )
 
 
-def _remark(job: Job, rank: int | None, text: str, moment: int) -> None:
-    remark = events.Fault(fault="warning", time_ns=moment, message=text, where="logged")
+def _remark(job: Job, rank: int | None, said: Remark, moment: int) -> None:
+    remark = remarked(said, moment)
     if rank is None:
-        job.remarks.append((moment, text))
+        job.remarks.append((moment, said))
     elif remark.message not in {record.message for record in _faults(job.tale(rank).records)}:
         job.tale(rank).records.append(remark)
+
+
+def remarked(said: Remark, moment: int) -> events.Fault:
+    """Return the record of a remark."""
+    where = TELLING if said.telling else "logged"
+    return events.Fault(fault="warning", time_ns=moment, message=said.text, where=where)
 
 
 def _faults(records: Sequence[events.Event]) -> list[events.Fault]:

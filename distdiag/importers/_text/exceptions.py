@@ -1,10 +1,12 @@
 """Python tracebacks and C++ terminations, with what their messages tell."""
 
 import re
+import signal
 from collections.abc import Iterable, Iterator
 
-from distdiag.importers._text.facts import Raised, Role, Speaker, What
+from distdiag.importers._text.facts import Ended, Raised, Role, Speaker, What
 from distdiag.importers._text.kinds import BlockFamily, Family
+from distdiag.importers._text.names import group_rank, group_tag
 from distdiag.importers._text.normalise import Line
 
 MAX_FRAMES = 200
@@ -17,7 +19,8 @@ CONSEQUENCE = re.compile(
     r"timed out|time-?out|clients joined|connection (?:was )?(?:reset|closed|refused|aborted)"
     r"|closed by (?:remote )?peer|broken pipe|read error|write error|remote process|recvvalue failed|failed to recv"
     r"|pair closure|monitoredBarrier"
-    r"|communicator (?:was )?aborted|ncclRemoteError|ChildFailedError|ProcessExitedException|ProcessRaisedException",
+    r"|communicator (?:was )?aborted|ncclRemoteError|connection to the C10d store has failed"
+    r"|Rendezvous(?:Connection|Timeout|Closed)Error|ChildFailedError|ProcessExitedException|ProcessRaisedException",
     re.IGNORECASE,
 )
 """What an exception says that others caused: a wait gave up, a peer went away, a launcher passes it on."""
@@ -40,7 +43,30 @@ _THROWN = re.compile(r"terminate called after throwing an instance of '(?P<type>
 _WHAT = re.compile(r"\s*what\(\):\s*(?P<message>.*)")
 _CONTINUED = re.compile(r"\[/|Original exception|nccl|Last error")
 """How further lines of c10d's messages begin."""
+_EXITED = re.compile(
+    r"process (?P<process>\d+) terminated with (?:signal (?P<signal>SIG\w+)|exit code (?P<code>-?\d+))"
+)
+_WATCHED = re.compile(r"watchdog thread terminated with exception: (?P<error>(?!.*Watchdog caught).+)")
+_DEVICE_ERROR = ("CUDA error", "HIP error", "XPU error")
+_LAST_ERROR = "Last error:"
 _SPAWNED = re.compile(r"-- Process (\d+) terminated with the following error:")
+
+
+def of_watchdog(text: str) -> Raised | None:
+    """Return the error of the device, or of NCCL, that ended a watchdog thread and with it the process."""
+    found = _WATCHED.search(text)
+    if not found:
+        return None
+    kind, colon, rest = found["error"].strip().partition(": ")
+    of_device = colon and kind.startswith(_DEVICE_ERROR)
+    return Raised(
+        type=kind if of_device else "DistBackendError",
+        message=(rest if of_device else found["error"].strip())[:MAX_MESSAGE],
+        uncaught=True,
+        fatal=True,
+        group=group_tag(text),
+        group_rank=group_rank(text),
+    )
 
 
 def role_of(raised: Raised) -> Role:
@@ -51,7 +77,7 @@ def role_of(raised: Raised) -> Role:
     return Role.CASCADE if CONSEQUENCE.search(said) else Role.INITIATING
 
 
-class _Traceback:
+class Traceback:
     """A traceback, and those chained to it."""
 
     def __init__(self, line: Line) -> None:
@@ -85,15 +111,23 @@ class _Traceback:
         chain = [last, *reversed(self._before[-MAX_CAUSES:])]
         told = [each for each in chain if role_of(each) is Role.INITIATING][-1:]
         # What a barrier in ``finally`` says hides the error that led there: both are told.
-        return tuple((each, role_of(each)) for each in (*(each for each in told if each is not last), last))
+        raised = tuple((each, role_of(each)) for each in (*(each for each in told if each is not last), last))
+        return (*raised, *spawned_end(last))
 
     def _raised(self) -> Raised:
         return Raised(
             type=self._type or "",
-            message="\n".join(self._message).strip()[:MAX_MESSAGE],
+            message=telling_first("\n".join(self._message).strip())[:MAX_MESSAGE],
             frames=tuple(self._frames),
             causes=tuple(f"{each.type}: {each.message}" for each in reversed(self._before[-MAX_CAUSES:])),
         )
+
+    def frame(self, text: str) -> None:
+        """Take a frame, ``file:line function``."""
+        self._indent = max(self._indent, 0)
+        if len(self._frames) >= MAX_FRAMES:
+            del self._frames[MAX_FRAMES // 2]
+        self._frames.append(text)
 
     def _next_in_chain(self, text: str) -> bool:
         if text.strip() == _BEGINS:
@@ -105,9 +139,7 @@ class _Traceback:
 
     def _take_frame(self, found: re.Match[str]) -> bool:
         self._indent = len(found["indent"])
-        if len(self._frames) >= MAX_FRAMES:
-            del self._frames[MAX_FRAMES // 2]
-        self._frames.append(f"{found['file']}:{found['line']} {found['function'] or '<module>'}")
+        self.frame(f"{found['file']}:{found['line']} {found['function'] or '<module>'}")
         return True
 
     def _take_type(self, text: str) -> bool:
@@ -130,7 +162,9 @@ class _Traceback:
             self._blank = True
             return True
         own = line.source is not None or text.strip() == _BEGINS
-        if own or self._blank or len(self._message) >= MAX_MESSAGE_LINES or not _continues(text):
+        if own or self._blank or len(self._message) >= MAX_MESSAGE_LINES:
+            return False
+        if not _continues(text) and self._message[-1].strip() != _LAST_ERROR:
             return False
         self._message.append(text)
         return True
@@ -140,9 +174,25 @@ class _Traceback:
         self._awaiting = True
 
 
+def telling_first(message: str) -> str:
+    """Return a message of NCCL's with what went wrong before the words of where and in which version."""
+    _, found, rest = message.partition(_LAST_ERROR)
+    last = rest.strip().split("\n")[0].strip()
+    return f"{last}\n{message}" if found and last else message
+
+
 def _continues(text: str) -> bool:
     """Return whether a line goes on with the message of an exception."""
     return text[:1].isspace() or bool(_CONTINUED.match(text))
+
+
+def spawned_end(raised: Raised) -> Iterable[tuple[What, Role]]:
+    """Return what ``torch.multiprocessing.spawn`` says of the end of a process that could not raise."""
+    found = _EXITED.search(raised.message) if raised.type.endswith("ProcessExitedException") else None
+    if found:
+        code = int(found["code"]) if found["code"] else -signal.Signals.__members__.get(found["signal"], 0)
+        if code:
+            yield Ended(code=code, rank=int(found["process"]), first=True), Role.INITIATING
 
 
 class _Termination:
@@ -162,7 +212,7 @@ class _Termination:
 
     def close(self) -> Iterable[tuple[What, Role]]:
         message = (self._message or "")[:MAX_MESSAGE]
-        raised = Raised(type=self._type, message=message, uncaught=True, fatal=True)
+        raised = of_watchdog(message) or Raised(type=self._type, message=message, uncaught=True, fatal=True)
         return ((raised, role_of(raised)),)
 
 
@@ -189,6 +239,6 @@ FAMILIES = (
 )
 
 BLOCKS = (
-    BlockFamily(name="traceback", needles=(_BEGINS,), open=_Traceback),
+    BlockFamily(name="traceback", needles=(_BEGINS,), open=Traceback),
     BlockFamily(name="termination", needles=("terminate called after throwing",), open=_Termination),
 )

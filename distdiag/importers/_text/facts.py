@@ -49,6 +49,15 @@ class Progress:
     group: GroupTag | None
     enqueued: int | None
     completed: int | None
+    failed: int | None = None
+    """Number of the work that gave up, where it is this rank's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signalled:
+    """A rank told the others that a collective of its own gave up."""
+
+    rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +102,8 @@ class Missed:
     seq: int | None = None
     gave_up: bool = True
     """Whether the waiting had an end, or is still going on."""
+    broken: bool = False
+    """The waiting ended because the connection broke, not because time ran out."""
     subjects: tuple[str, ...] = ()
     """Tensors that they did not bring."""
 
@@ -118,6 +129,10 @@ class Raised:
     """The text shows that it ended the process."""
     fatal: bool = False
     """It came from C++ and aborted the process."""
+    group: GroupTag | None = None
+    """The group whose watchdog says it."""
+    group_rank: int | None = None
+    """Rank inside a group, as old versions print it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +183,8 @@ class Remark:
     """Something worth repeating in a report that no record has room for."""
 
     text: str
+    telling: bool = False
+    """Jobs that go well do not print it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +214,7 @@ class CommunicatorRank:
 What = (
     Waited
     | Progress
+    | Signalled
     | CallSite
     | Issued
     | Missed

@@ -2,7 +2,7 @@
 
 import re
 
-from distdiag.importers._text import detail, exceptions, faults, horovod, launchers, nccl, stores, watchdog
+from distdiag.importers._text import detail, exceptions, faults, fragments, horovod, launchers, nccl, stores, watchdog
 from distdiag.importers._text.kinds import BlockFamily, Family
 
 FAMILIES: tuple[Family, ...] = (
@@ -22,6 +22,7 @@ BLOCKS: tuple[BlockFamily, ...] = (
     *launchers.BLOCKS,
     *horovod.BLOCKS,
     *nccl.BLOCKS,
+    *fragments.BLOCKS,
 )
 """Kinds of messages of several lines."""
 

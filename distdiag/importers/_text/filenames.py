@@ -7,7 +7,8 @@ from pathlib import Path
 MAX_RANK = 1 << 17
 """Greater numbers are dates, jobs and damage."""
 
-_NAMED = re.compile(r"(?:^|[^a-z])(?:global_?rank|rank|worker|process|proc|task|gpu)[-_.=]?(\d+)", re.IGNORECASE)
+_NAMED = re.compile(r"(?:^|[^a-z])(?:global_?rank|rank|worker|process|proc|task|gpu(?!0\d))[-_.=]?(\d+)", re.IGNORECASE)
+"""Numbers that are padded behind ``gpu`` are those of hosts."""
 _ATTEMPT = re.compile(r"attempt[-_]?(\d+)", re.IGNORECASE)
 _OUTPUTS = frozenset({"stdout.log", "stderr.log", "stdout", "stderr", "error.log"})
 """What torchrun's ``--log-dir`` calls the files in the folder of each local rank."""

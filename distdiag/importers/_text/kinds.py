@@ -7,6 +7,9 @@ from typing import Protocol
 from distdiag.importers._text.facts import Role, What
 from distdiag.importers._text.normalise import Line
 
+MAX_JOINED = 4
+"""A terminal of 80 columns breaks most messages that are worth joining into so many more lines."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
@@ -19,6 +22,8 @@ class Family:
     parse: Callable[[Line], Iterable[What]]
     ending: str = ""
     """Pattern of what a whole line of this kind holds; without it the next lines are joined to it."""
+    lines: int = MAX_JOINED
+    """How many more lines it may have."""
 
 
 class Block(Protocol):

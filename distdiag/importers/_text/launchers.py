@@ -24,6 +24,11 @@ _SIGNAL_NUMBERS = {
 _FAILED = re.compile(
     r"failed \(exitcode: ?(?P<code>-?\d+)\).*?local_rank: ?(?P<local>\d+)(?:.*?\(pid: ?(?P<pid>\d+)\))?"
 )
+_DEEPSPEED = re.compile(r"sigkill_handler\].*exits with return code = (?P<code>-?\d+)")
+_FIRST_LOCAL = re.compile(r"--local[-_]rank[= ]0\b")
+_SCHEDULER = re.compile(
+    r"(?P<kind>JOB|STEP) (?P<job>[\w.+-]+) ON \S+ CANCELLED AT (?P<moment>[\dT:-]+)(?: DUE TO (?P<reason>[A-Z ]+))?"
+)
 _CLOSING = re.compile(r"Sending process (?P<pid>\d+) closing signal")
 _FIELD = re.compile(r"(?:\[\d+\]: *)?(?P<name>time|host|rank|exitcode|error_file|traceback)\s*:\s*(?P<value>.*)$")
 _RANK = re.compile(r"(?P<rank>\d+) \(local_rank: ?(?P<local>\d+)\)")
@@ -52,6 +57,26 @@ def closing(line: Line) -> Iterator[What]:
         yield Torn(pid=int(found["pid"]))
 
 
+def deepspeed(line: Line) -> Iterator[What]:
+    """Read the code with which a process of DeepSpeed's launcher ended.
+
+    The command beside it is that of the last process it started, whichever ended; only one process is the first too.
+    """
+    found = _DEEPSPEED.search(line.text)
+    if found:
+        yield Ended(code=int(found["code"]), local_rank=0 if _FIRST_LOCAL.search(line.text) else None)
+
+
+def cancelled(line: Line) -> Iterator[What]:
+    """Read that SLURM ended a job."""
+    found = _SCHEDULER.search(line.text)
+    if found:
+        reason = (found["reason"] or "").strip().lower()
+        because = f" because of {reason}" if reason else ": somebody, or another job's rule, cancelled it"
+        what = "job" if found["kind"] == "JOB" else "step"
+        yield Remark(text=f"SLURM ended {what} {found['job']} at {found['moment']}{because}", telling=True)
+
+
 def task(line: Line) -> Iterator[What]:
     """Read how tasks of SLURM ended."""
     found = _TASK.search(line.text)
@@ -61,7 +86,7 @@ def task(line: Line) -> Iterator[What]:
     for rank in _ranks_in(found["tasks"]):
         yield Ended(code=code, rank=rank)
     if found["words"] == "Out Of Memory":
-        yield Remark(text=f"SLURM says that {found['tasks']} ran out of memory")
+        yield Remark(text=f"SLURM says that {found['tasks']} ran out of memory", telling=True)
 
 
 def mpi_process(line: Line) -> Iterator[What]:
@@ -76,9 +101,11 @@ def kernel(line: Line) -> Iterator[What]:
     found = _KERNEL.search(line.text)
     if found:
         yield Ended(code=-SIGKILL, pid=int(found["pid"]))
-        yield Remark(text=f"the kernel killed process {found['pid']} because the host ran out of memory")
+        yield Remark(text=f"the kernel killed process {found['pid']} because the host ran out of memory", telling=True)
     elif _STEP.search(line.text):
-        yield Remark(text="SLURM counted processes that were killed because their memory limit was reached")
+        yield Remark(
+            text="SLURM counted processes that were killed because their memory limit was reached", telling=True
+        )
 
 
 def restarted(line: Line) -> Iterator[What]:
@@ -174,6 +201,8 @@ FAMILIES = (
         role=Role.INITIATING,
         parse=kernel,
     ),
+    Family(name="deepspeed-ended", needles=("exits with return code = ",), role=Role.INITIATING, parse=deepspeed),
+    Family(name="cancelled-by-scheduler", needles=(" CANCELLED AT ",), role=Role.TEARDOWN, parse=cancelled),
     Family(name="restart", needles=("will restart worker group",), role=Role.UNKNOWN, parse=restarted),
 )
 

@@ -45,6 +45,11 @@ _MADE = re.compile(
 )
 _WARNING = re.compile(r"NCCL WARN (?P<text>.+)")
 _TRANSPORT = re.compile(r"async event|completion .*error|port error|timeout|link|unhandled system error", re.IGNORECASE)
+_TELLING = re.compile(
+    r"mismatch|duplicate gpu|completion .*error|async event|closed by remote peer|failed : |timed? ?out|illegal|abort",
+    re.IGNORECASE,
+)
+"""What NCCL does not warn of in jobs that go well."""
 _CLOSED = re.compile(r"\[Service thread\] Connection closed by localRank (?P<rank>\d+)")
 _LAUNCHED = re.compile(r"[Rr]ank (?P<rank>\d+)\b.*?has launched up to operation (?P<seq>\d+)")
 _SEVERAL = re.compile(r"\d+ ranks? ha(?:ve|s) launched up to operation (?P<seq>\d+)")
@@ -89,8 +94,9 @@ def warning(line: Line) -> Iterator[What]:
     """Read what NCCL warns of; its text goes into the report."""
     found = _WARNING.search(line.text)
     if found:
-        kind = "transport" if _TRANSPORT.search(found["text"]) else "NCCL"
-        yield Remark(text=f"{kind} warning of NCCL: {found['text'].strip()[:200]}")
+        kind = "transport warning" if _TRANSPORT.search(found["text"]) else "warning"
+        telling = _TELLING.search(found["text"]) is not None
+        yield Remark(text=f"{kind} of NCCL: {found['text'].strip()[:200]}", telling=telling)
 
 
 def closed(line: Line) -> Iterator[What]:

@@ -32,7 +32,15 @@ _PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("rank", re.compile(r"\[rank:? ?(?P<rank>\d+)\]:? ?")),
     ("mpi", re.compile(r"\[\d+,(?:mpirank:)?(?P<rank>\d+)(?:,[\w.-]+)?\]<std(?:err|out)>:")),
     ("role", re.compile(r"\[(?P<label>[A-Za-z_]+(?P<local>\d+))\]:")),
-    ("ray", re.compile(r"\((?P<label>[\w.]+ pid=(?P<pid>\d+))(?:, ip=(?P<host>[\w.:-]+))?\) ?")),
+    (
+        "ray",
+        re.compile(r"\((?P<label>[\w.]+(?: rank=(?P<rank>\d+))? pid=(?P<pid>\d+))(?:, ip=(?P<host>[\w.:-]+))?\) ?"),
+    ),
+    ("logger", re.compile(r"(?:ERROR|WARNING|INFO|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./-]+\.py:\d+\] ?")),
+    (
+        "tensor-parallel",
+        re.compile(r"\[20\d\d-\d\d-\d\d \d\d:\d\d:\d\d (?P<label>(?:DP\d+ )?TP(?P<local>\d+)(?: \w+)*)\] ?"),
+    ),
     ("collector", re.compile(r" *\|? ?\d{4}-\d\d-\d\d[T ][\d:.,]+Z?(?:[+-]\d\d:?\d\d)? (?:\| |std(?:err|out) [FP] )")),
     ("compose", re.compile(r"(?P<label>[\w.-]+) +\| ?")),
     ("pid", re.compile(r"\[(?P<label>(?P<pid>\d{2,7}))\] (?!is setting up)")),
@@ -154,9 +162,9 @@ class _Prefixes:
 
     def _take(self, kind: str, match: re.Match[str]) -> None:
         groups = match.groupdict()
-        if kind in ("rank", "mpi"):
-            self.rank = int(groups["rank"])
-        if kind == "collector":
+        if groups.get("rank") is not None:
+            self.rank = int(str(groups["rank"]))
+        if kind in ("collector", "tensor-parallel"):
             self.stamp = stamp_in(match[0])
         if groups.get("label"):
             self.labels.append(str(groups["label"]))

@@ -23,6 +23,7 @@ from distdiag.importers._text.facts import (
 from distdiag.importers._text.filenames import MAX_RANK, attempt_of, ranks_of
 from distdiag.importers._text.names import DEFAULT_GROUP
 from distdiag.importers._text.reader import Transcript
+from distdiag.importers._text.stores import waiter_in
 
 MAX_LOCAL_RANKS = 8
 """Jobs of more ranks span several hosts, so that the number of a device tells no rank."""
@@ -128,6 +129,8 @@ def _named_in(said: Said, known: _Known) -> int | None:
     if isinstance(what, CommunicatorRank):
         return known.processes.get(what.process)
     by = what.by if isinstance(what, Missed | Passed) else None
+    if by is None and isinstance(what, Raised) and said.line.rank is None:
+        by = waiter_in(what.message)
     return by if by is not None else said.line.rank
 
 
@@ -137,7 +140,8 @@ def _told_by_surroundings(number: int, said: Said, known: _Known) -> int | None:
         return None  # a launcher's words
     line = said.line
     ranks = known.labels.get((number, line.label, line.task), set())
-    if len(ranks) == 1:
+    # Lines without any prefix beside such with one may be of whatever writes to the same place.
+    if len(ranks) == 1 and (line.label or line.task is not None or known.files.get(number) in ranks):
         return next(iter(ranks))
     if line.pid in known.pids:
         return known.pids[line.pid or 0]
@@ -145,12 +149,12 @@ def _told_by_surroundings(number: int, said: Said, known: _Known) -> int | None:
         return known.files[number]
     if line.task is not None and all(named == {task} for task, named in known.tasks.items()):
         return line.task
-    if isinstance(said.what, Waited):
-        tag = said.what.group
+    if isinstance(said.what, Waited | Raised):
+        tag, in_group = said.what.group, said.what.group_rank
         if tag is not None and tag.name == DEFAULT_GROUP:
             return tag.rank
-        if tag is None and said.what.group_rank is not None:
-            return said.what.group_rank
+        if tag is None and in_group is not None:
+            return in_group
     return line.local_rank
 
 
@@ -161,8 +165,7 @@ def _rest(told: Sequence[Told]) -> Iterator[Told]:
     for each in told:
         what = each.said.what
         if each.rank is None and isinstance(what, Raised) and each.said.role is Role.INITIATING:
-            rank = 0 if not ranks else _raiser(what, told)
-            yield Told(rank=rank, attempt=each.attempt, said=each.said)
+            yield Told(rank=_raiser(what, told) if ranks else None, attempt=each.attempt, said=each.said)
         else:
             yield each
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from distdiag.importers._text.facts import Role, Said, What
 from distdiag.importers._text.families import BLOCKS, FAMILIES, INTERESTING
-from distdiag.importers._text.kinds import Block
+from distdiag.importers._text.kinds import MAX_JOINED, Block
 from distdiag.importers._text.lines import raw_lines
 from distdiag.importers._text.normalise import Bar, Line, bars_in, clean, normalise
 from distdiag.importers._text.times import Stamp
@@ -17,8 +17,7 @@ MAX_SAID = 100_000
 """Things said in one file that are kept: enough for a watchdog's lines of ten thousand ranks."""
 MAX_OPEN = 4096
 """Processes of which a message of several lines may be open at once."""
-MAX_JOINED = 4
-"""A terminal of 80 columns breaks the longest message that is worth joining into so many more lines."""
+MOST_JOINED = max(family.lines for family in FAMILIES)
 RECENT = 16
 """Lines looked back for the last moment that was written."""
 
@@ -121,7 +120,9 @@ class _Reader:
         """Read a message, or keep it until the rest of it has come."""
         families = [family for family in FAMILIES if any(needle in line.text for needle in family.needles)]
         cut = [family for family in families if family.name in _ENDINGS and not _ENDINGS[family.name].search(line.text)]
-        if (cut or (not families and line.source is not None)) and joined < MAX_JOINED:
+        if (cut or (not families and line.source is not None)) and joined < max(
+            (f.lines for f in cut), default=MAX_JOINED
+        ):
             # A terminal may break a line anywhere, within the words that tell its kind too.
             self._broken = _Broken(line, joined)
             return
@@ -134,7 +135,7 @@ class _Reader:
         if broken is None:
             return False
         if line is None or not _may_follow(line, broken.line):
-            self._single(broken.line, MAX_JOINED)
+            self._single(broken.line, joined=MOST_JOINED)
             return False
         tight, spaced = broken.line.text + line.text, f"{broken.line.text} {line.text.strip()}"
         self._single(

@@ -23,6 +23,13 @@ _BARRIER = re.compile(
     r"(?P<timed_out>Timed out)?.*store based barrier.*rank: (?P<rank>\d+),.*key: (?P<key>[\w:-]+) "
     r"\(world_size=(?P<size>\d+), (?:worker_count|num_workers_joined)=(?P<count>\d+)"
 )
+_BROKEN = re.compile(
+    r"got error: .*(?:reset|closed|refused|broken pipe|recvvalue failed|failed to recv)", re.IGNORECASE
+)
+_UNREACHED = re.compile(
+    r"client socket has timed out after (?P<limit>\d+ ?m?s) while trying to connect to \(?(?P<host>[\w.:-]+?)(?:, |:)"
+    r"(?P<port>\d+)"
+)
 _COMPLETED = re.compile(r"Rank (?P<rank>\d+): Completed store-based barrier.* with (?P<size>\d+) nodes")
 
 
@@ -37,8 +44,17 @@ def communicator(line: Line) -> Iterator[What]:
             ranks=(int(found["missing"]),),
             by=int(found["waiter"]),
             timeout_ms=int(limit[1]) if limit else None,
+            broken=_BROKEN.search(line.text, found.end()) is not None,
             group=GroupTag(DEFAULT_GROUP, DEFAULT_DESCRIPTION) if name in ("", DEFAULT_DESCRIPTION) else GroupTag(name),
         )
+
+
+def waiter_in(message: str) -> int | None:
+    """Return the rank that an error names which asked the store for the identifier of a communicator."""
+    found = _IDENTIFIER.match(message)
+    key = _GROUP_KEY.search(message, found.end()) if found else None
+    in_world = key is None or key["group"] == DEFAULT_DESCRIPTION
+    return int(found["waiter"]) if found and in_world else None
 
 
 def clients(line: Line) -> Iterator[What]:
@@ -67,6 +83,14 @@ def barrier(line: Line) -> Iterator[What]:
     )
     if count > size:
         yield Remark(text=f"{count} processes registered for a world of {size}: two launches share one store")
+
+
+def unreached(line: Line) -> Iterator[What]:
+    """Read that nobody answered where the store should be."""
+    found = _UNREACHED.search(line.text)
+    if found:
+        where = f"{found['host']}:{found['port']}"
+        yield Remark(text=f"no store answered at {where} within {found['limit']}", telling=True)
 
 
 def completed(line: Line) -> Iterator[What]:
@@ -104,6 +128,13 @@ FAMILIES = (
         needles=("Completed store-based barrier",),
         role=Role.UNKNOWN,
         parse=completed,
+    ),
+    Family(
+        name="store-unreached",
+        needles=("client socket has timed out",),
+        role=Role.CASCADE,
+        parse=unreached,
+        ending=r"connect to \(?[\w.:-]+?(?:, |:)\d+",
     ),
     Family(
         name="store-timeout",

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from distdiag import events
 from distdiag.importers._contract import Imported
 from distdiag.importers._text.absences import tell_bars, tell_missed, tell_silence
-from distdiag.importers._text.endings import tell_ends, tell_errors
+from distdiag.importers._text.endings import UNSIGNED, remarked, tell_consequences, tell_ends, tell_errors
 from distdiag.importers._text.normalise import Bar
 from distdiag.importers._text.owners import Told
 from distdiag.importers._text.records import RankRecords
@@ -19,13 +19,13 @@ from distdiag.importers._text.waiting import (
     tell_waits,
 )
 
+VICTIMS_CODES = (-6,)
+"""A watchdog aborts the process whose collective gave up."""
 SOURCE = "stderr"
 RUN = "imported"
 HOST = "unknown"
 UNHEARD = "unheard"
 """Setting of a rank of which nothing was found, though others were heard of."""
-UNSIGNED = "unsigned"
-"""Where of an error whose rank is not known; it stands in the log of the first rank."""
 
 
 def imported(
@@ -50,31 +50,35 @@ def _attempt(attempt: int, job: Job, bars: Sequence[Bar]) -> Iterator[Imported]:
     doubt_unnamed(job)
     tell_missed(job)
     tell_errors(job)
+    tell_consequences(job)
     tell_ends(job)
+    _add_unnamed_ends(job)
     notes = tell_silence(job)
     tell_bars(job, bars)
     settle_starts(job)
     pair_two(job)
-    if job.unsigned and not job.tales:
-        job.tale(0)
+    telling = [remark for _, remark in job.remarks if remark.telling]
+    if not job.tales and (job.unsigned or telling):
+        job.tale(0).silent = True  # it only carries what is of nobody
     first = min(job.tales, default=None)
     for rank, tale in sorted(job.tales.items()):
         records = _records(job, rank, tale, attempt)
         if rank == first:
-            records += [_unsigned(fault) for fault in job.unsigned]
-            records += [
-                _remark(text, moment) for text, moment in {text: moment for moment, text in job.remarks}.items()
-            ]
+            records += job.unsigned
+            records += [remarked(each, moment) for each, moment in {each: at for at, each in job.remarks}.items()]
         yield Imported(rank=rank, attempt=attempt, events=records, notes=notes)
 
 
-def _unsigned(fault: events.Fault) -> events.Fault:
-    fault.where = UNSIGNED
-    return fault
+def _add_unnamed_ends(job: Job) -> None:
+    """Keep the ends that nobody named where nothing else says who died: they would only say the same again.
 
-
-def _remark(text: str, moment: int) -> events.Fault:
-    return events.Fault(fault="warning", time_ns=moment, message=text, where="logged")
+    Who aborts or leaves with an error where ranks gave up waiting may be one of these.
+    """
+    faults = [record for tale in job.tales.values() for record in tale.records if isinstance(record, events.Fault)]
+    if any(fault.fault == "exit" or fault.where in ("uncaught", UNSIGNED) for fault in (*faults, *job.unsigned)):
+        return
+    waited = any(tale.acts for tale in job.tales.values())
+    job.unsigned += [end for end in job.ends if not (waited and (end.code in VICTIMS_CODES or (end.code or 0) > 0))]
 
 
 def _records(job: Job, rank: int, tale: Tale, attempt: int) -> list[events.Event]:

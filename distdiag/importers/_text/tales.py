@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from distdiag import events
+from distdiag.importers._text.facts import Remark
 from distdiag.importers._text.groups import GroupBook
 from distdiag.importers._text.names import is_point_to_point
 from distdiag.importers._text.owners import Told
@@ -81,10 +82,12 @@ class Job:
         self.told = sorted(told, key=lambda pair: (pair[0], pair[1].said.file, pair[1].said.line.number))
         self.groups = GroupBook(each for _, each in self.told)
         self.tales: dict[int, Tale] = {}
-        self.remarks: list[tuple[int, str]] = []
+        self.remarks: list[tuple[int, Remark]] = []
         """Said by nobody in particular."""
         self.unsigned: list[events.Fault] = []
         """Errors of ranks that cannot be known."""
+        self.ends: list[events.Fault] = []
+        """Ends of processes whose ranks cannot be known."""
 
     @property
     def first_ns(self) -> int:

@@ -32,6 +32,29 @@ def tell_waits(job: Job) -> None:
                     last_completed=what.completed,
                 )
             )
+    _tell_failed_works(job)
+
+
+def _tell_failed_works(job: Job) -> None:
+    """Add the waits of which only the number is told, where others tell of which operation it is."""
+    waits = [(told.rank, told.said.what) for _, told in job.told if isinstance(told.said.what, Waited)]
+    known = {(rank, waited.seq) for rank, waited in waits}
+    by_number: dict[int | None, list[Waited]] = {}
+    for _, waited in waits:
+        by_number.setdefault(waited.seq, []).append(waited)
+    for moment, told in job.told:
+        what = told.said.what
+        if told.rank is None or not isinstance(what, Progress) or what.failed is None:
+            continue
+        tags = (None, what.group.name if what.group is not None else None)
+        alike = {
+            waited.op: waited
+            for waited in by_number.get(what.failed, ())
+            if what.group is None or waited.group is None or waited.group.name in tags
+        }
+        if (told.rank, what.failed) not in known and len(alike) == 1:
+            known.add((told.rank, what.failed))
+            _waited(job, told.rank, next(iter(alike.values())), moment)
 
 
 def _waited(job: Job, rank: int, what: Waited, moment: int) -> None:

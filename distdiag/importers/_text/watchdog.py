@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterable, Iterator
 
-from distdiag.importers._text.facts import CallSite, Frozen, Progress, Role, Waited, What
+from distdiag.importers._text.exceptions import of_watchdog, role_of
+from distdiag.importers._text.facts import CallSite, Frozen, Progress, Raised, Role, Signalled, Waited, What
 from distdiag.importers._text.kinds import BlockFamily, Family, nothing
 from distdiag.importers._text.names import group_rank, group_tag, operation
 from distdiag.importers._text.normalise import Line
@@ -21,7 +22,9 @@ _STATUS = re.compile(
     r", last completed(?: NCCL)? work: (?P<completed>-?\d+)",
     re.IGNORECASE,
 )
-_STUCK = re.compile(r"watchdog got stuck for (\d+) ?seconds")
+_FAILED_WORK = re.compile(r"(?:Timeout at NCCL work|at work(?: sequence id)?): (?P<work>\d+)")
+_SIGNALLED = re.compile(r"dump signal due to a collective timeout from +(?:this local rank|rank (?P<rank>\d+))")
+_STUCK = re.compile(r"watchdog got stuck for (?P<seconds>\d+) ?seconds|Heartbeat monitor timed out")
 _FRAME = re.compile(r"#\d+ (?P<function>.+?) from (?P<file>.+):(?P<line>\d+)$")
 _STACK_BEGINS = re.compile(r"Stack trace of the failed collective:")
 
@@ -50,18 +53,22 @@ def status(line: Line) -> Iterator[What]:
     if not found:
         return
     enqueued, completed = int(found["enqueued"]), int(found["completed"])
+    failed, signalled = _FAILED_WORK.search(line.text, 0, found.start()), _SIGNALLED.search(line.text)
     yield Progress(
         group=group_tag(line.text),
         enqueued=max(0, enqueued),
         completed=completed if 0 <= completed <= enqueued and enqueued - completed < MAX_AHEAD else 0,
+        failed=int(failed["work"]) if failed else None,
     )
+    if signalled and signalled["rank"]:
+        yield Signalled(rank=int(signalled["rank"]))
 
 
 def heartbeat(line: Line) -> Iterator[What]:
     """Read how long the watchdog thread could not run."""
     found = _STUCK.search(line.text)
     if found:
-        yield Frozen(seconds=int(found[1]))
+        yield Frozen(seconds=int(found["seconds"] or 0))
 
 
 def _number(text: str | None) -> int | None:
@@ -92,6 +99,25 @@ class _FailedCollective:
         return True
 
 
+class _Ended:
+    """What ended a watchdog thread other than a time-out: an error of the device or of NCCL, which ends the process."""
+
+    def __init__(self, raised: Raised) -> None:
+        self._raised = raised
+
+    def feed(self, line: Line) -> bool:
+        del line
+        return False
+
+    def close(self) -> Iterable[tuple[What, Role]]:
+        yield self._raised, role_of(self._raised)
+
+
+def _ended(line: Line) -> _Ended | None:
+    raised = of_watchdog(line.text)
+    return _Ended(raised) if raised is not None else None
+
+
 FAMILIES = (
     Family(
         name="watchdog-timeout",
@@ -109,10 +135,10 @@ FAMILIES = (
     ),
     Family(
         name="heartbeat",
-        needles=("watchdog got stuck for",),
+        needles=("watchdog got stuck for", "Heartbeat monitor timed out"),
         role=Role.UNKNOWN,
         parse=heartbeat,
-        ending=r"got stuck for \d+ ?seconds",
+        ending=r"got stuck for \d+ ?seconds|Heartbeat monitor timed out",
     ),
     Family(
         name="watchdog-consequence",
@@ -135,4 +161,5 @@ BLOCKS = (
     BlockFamily(
         name="failed-collective-stack", needles=("Stack trace of the failed collective:",), open=_FailedCollective
     ),
+    BlockFamily(name="watchdog-ended", needles=("watchdog thread terminated with exception: ",), open=_ended),
 )

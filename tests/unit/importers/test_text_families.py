@@ -112,7 +112,7 @@ def test_counters_that_were_never_set_count_nothing(completed: int, tmp_path: Pa
 
 
 def test_a_dump_signal_tells_how_far_a_rank_came(tmp_path: Path) -> None:
-    (progress,) = whats(tmp_path, out.dump_signal(4, 79209, 79196))
+    progress, _ = whats(tmp_path, out.dump_signal(4, 79209, 79196))
 
     assert isinstance(progress, Progress)
     assert (progress.enqueued, progress.completed) == (79209, 79196)

@@ -69,10 +69,18 @@ def test_lines_without_a_prefix_are_of_the_rank_that_the_files_name_tells(tmp_pa
     assert faults_by_rank(tmp_path, files) == {0: ["KeyError"], 1: ["ValueError"]}
 
 
-def test_lines_without_a_prefix_are_of_the_only_rank_that_a_file_names(tmp_path: Path) -> None:
-    output = out.text(out.glog(5, "using GPU 5 …", file="ProcessGroupNCCL.cpp:100"), *out.traceback(ERROR, MAIN))
+def test_lines_without_a_prefix_beside_such_with_one_are_nobodys(tmp_path: Path) -> None:
+    output = out.text(*(out.watchdog(5, number) for number in (7, 8)), *out.traceback(ERROR, MAIN))
 
-    assert faults_by_rank(tmp_path, {"some.log": output})[5] == ["ValueError"]
+    records = [record for each in imported(tmp_path, {"some.log": output}) for record in each.events]
+
+    assert [record.where for record in records if isinstance(record, events.Fault)] == ["unsigned"]
+
+
+def test_lines_without_a_prefix_are_of_the_rank_that_name_and_prefixes_tell_alike(tmp_path: Path) -> None:
+    output = out.text(out.watchdog(5, 7), *out.traceback(ERROR, MAIN))
+
+    assert faults_by_rank(tmp_path, {"rank5.err": output})[5] == ["ValueError"]
 
 
 def test_tasks_of_srun_are_ranks_where_nothing_says_otherwise(tmp_path: Path) -> None:
@@ -122,8 +130,10 @@ def test_an_error_that_may_be_anybodys_is_nobodys(tmp_path: Path) -> None:
     assert [record.where for record in records if isinstance(record, events.Fault)] == ["unsigned"]
 
 
-def test_a_job_of_one_process_is_rank_0(tmp_path: Path) -> None:
-    assert faults_by_rank(tmp_path, {"some.log": out.text(*out.traceback(ERROR, MAIN))}) == {0: ["ValueError"]}
+def test_an_error_in_a_text_that_names_no_rank_is_nobodys(tmp_path: Path) -> None:
+    (only,) = imported(tmp_path, {"some.log": out.text(*out.traceback(ERROR, MAIN))})
+
+    assert [record.where for record in only.events if isinstance(record, events.Fault)] == ["unsigned"]
 
 
 def test_what_follows_a_restart_is_of_the_next_attempt(tmp_path: Path) -> None:
