@@ -24,7 +24,6 @@ from distdiag.run import Run
 CODE = "DD404"
 NAME = "near-memory-limit"
 NEAR = 0.92
-IMBALANCE = 1.1
 
 
 def analyze(run: Run) -> Iterator[Finding]:
