@@ -7,7 +7,8 @@ What it means
 How it is found
     Phases whose name tells of a checkpoint or of saving (``with distdiag.phase("save checkpoint"):``; saves by
     ``torch.save`` and ``torch.distributed.checkpoint`` are seen by themselves). It takes three of them beside the
-    warm-up, and at least 5 % of the time of the job.
+    warm-up, and at least 5 % of the time of the job. Where one rank writes and the others wait, it says what each
+    side wrote.
 
 What to do
     Write sharded checkpoints (``torch.distributed.checkpoint``), so that every rank writes its part; write them in
@@ -16,11 +17,13 @@ What to do
 
 from collections.abc import Iterator
 
-from distdiag.analyzers._wording import named, seconds
+from distdiag.analyzers._wording import counted, named, seconds
 from distdiag.analyzers.slowness.pauses import Pauses
 from distdiag.analyzers.slowness.telling import of_pauses
+from distdiag.analyzers.training.memory import size
 from distdiag.findings import Finding
 from distdiag.run import Run
+from distdiag.run.saved import SAVES
 
 CODE = "DD211"
 NAME = "checkpoint-stall"
@@ -37,7 +40,20 @@ def analyze(run: Run) -> Iterator[Finding]:
         summary=_summary,
         cause=lambda pauses: "one-rank-writes" if pauses.ranks else "all-ranks-write",
         action=_action,
+        also=lambda pauses: _written(run, pauses),
     )
+
+
+def _written(run: Run, pauses: Pauses) -> tuple[str, ...]:
+    """Tell what each side wrote, where one writes and the others wait."""
+    saves = run.phases[run.phases["phase"].isin(SAVES) & (run.phases["edge"] == "end") & run.phases["bytes"].notna()]
+    wrote = saves.groupby("rank")["bytes"].sum().astype("float64")
+    own = float(wrote[wrote.index.isin(pauses.ranks)].sum())
+    others = float(wrote[~wrote.index.isin(pauses.ranks)].sum())
+    if not pauses.ranks or not own:
+        return ()
+    rest = f"the others {size(others)}" if others else "the others nothing"
+    return (f"{named(pauses.ranks)} wrote {size(own)} in {counted(len(saves), 'save')}, {rest}",)
 
 
 def _action(pauses: Pauses) -> tuple[str, ...]:

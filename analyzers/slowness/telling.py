@@ -58,10 +58,11 @@ def of_pauses(
     summary: Callable[[Pauses], str],
     cause: Callable[[Pauses], str],
     action: Callable[[Pauses], tuple[str, ...]],
+    also: Callable[[Pauses], tuple[str, ...]] = lambda _: (),
 ) -> Iterator[Finding]:
     """Yield one finding per role that loses its time to the pauses in a column of the ledger.
 
-    ``what`` names one pause; ``cost`` is added to the sentence that ``summary`` makes.
+    ``what`` names one pause; ``cost`` is added to the sentence that ``summary`` makes, ``also`` to the evidence.
     """
     for grid in judge(run).roles:
         pauses = pauses_in(grid, column)
@@ -79,6 +80,7 @@ def of_pauses(
             evidence=(
                 f"{pauses.paused_steps} of {counted(pauses.steps, 'step')} have {what}, the longest of "
                 f"{seconds(pauses.longest_ns)}",
+                *also(pauses),
                 data_in_words(run),
             ),
             action=action(pauses),

@@ -414,6 +414,9 @@ def saving(ranks: tuple[int, ...]) -> Callable[[Any, int], None]:
         if rank.rank in ranks and step % 8 == 7:
             number = rank.begin_phase("save checkpoint")
             rank.sleep(0.3).end_phase("save checkpoint", number)
+            written = rank.begin_phase("checkpoint save")
+            rank.end_phase("checkpoint save", written)
+            rank.records[-1].bytes = 3 << 30
 
     return after
 
@@ -426,6 +429,7 @@ def test_checkpoints_that_stop_training_are_told(
 
     assert (finding.name, finding.culprits) == ("checkpoint-stall", culprits)
     assert "300 ms at a time" in finding.summary
+    assert ("rank 0 wrote 15.00 GiB in 5 saves, the others nothing" in finding.evidence) == bool(culprits)
 
 
 # ---- many groups ----------------------------------------------------------------------------------------------------
