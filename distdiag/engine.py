@@ -118,6 +118,10 @@ class Engine:
             self._ibis.raw_sql(f"CREATE TEMP TABLE {name} AS {ibis.to_sql(table, dialect='duckdb')}")
         return self._ibis.sql(f"SELECT * FROM {name}", schema=table.schema())
 
+    def parsed(self, text: ibis.Value, type_: str) -> ibis.Value:
+        """Return a column of JSON text as values of an Ibis type."""
+        return text.cast("json").cast(type_)
+
     def other_lines(self, files: Sequence[Path]) -> Iterator[tuple[int, bytes | None]]:
         """Yield file and text of every line that is not of a bulk kind, None for a line that is no JSON."""
         return self._lines(files, f"json IS NULL OR NOT ({sql.is_of_kinds(BULK)})")

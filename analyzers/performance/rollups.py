@@ -35,8 +35,9 @@ def rolled_waits(run: Run, steps: ibis.Table) -> tuple[ibis.Table, pd.DataFrame]
     """
     recorded = run.table("step")
     recorded = recorded.filter(recorded.rollups.notnull())
-    sums = recorded.select("rank", "step", sums=recorded.rollups.cast("json").cast(_SUMS))
-    each = sums.select("rank", "step", key=sums.sums.keys().unnest(), value=sums.sums.values().unnest())
+    sums = recorded.select("rank", "step", sums=run.engine.parsed(recorded.rollups, _SUMS))
+    each = sums.mutate(key=sums.sums.keys().unnest())
+    each = each.select("rank", "step", "key", value=each.sums[each.key])
     # Where Python waited, the wait is what held the rank up; C++ waits without being seen, all the time.
     held_ns = ibis.ifelse(each.value["wait_ns"] > 0, each.value["wait_ns"], each.value["duration_ns"])
     each = each.select("rank", "step", "key", calls=each.value["calls"], bytes=each.value["bytes"], exposed_ns=held_ns)
@@ -73,7 +74,7 @@ def spread(held: ibis.Table, steps: ibis.Table) -> ibis.Table:
     joined = held.join(steps.select("rank", "step", "forward_ns", "backward_ns"), ["rank", "step"])
     both = ibis.greatest(joined.forward_ns.fill_null(0) + joined.backward_ns.fill_null(0), 1)
     parts = {
-        f"in_{name}_ns": (joined.communication_ns * (joined[f"{name}_ns"].fill_null(0) / both)).cast("int64")
+        f"in_{name}_ns": (joined.communication_ns * (joined[f"{name}_ns"].fill_null(0) / both)).round().cast("int64")
         if name in ("forward", "backward")
         else ibis.literal(0, type="int64")
         for name in PHASES

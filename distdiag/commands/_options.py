@@ -12,6 +12,8 @@ from distdiag.reporters import REPORTERS
 Command = TypeVar("Command", bound=Callable[..., object])
 
 DEFAULT_DIRECTORY = "distdiag_logs"
+EMBEDDED = "duckdb"
+SPARK = "spark"
 
 
 def logs_argument(function: Command) -> Command:
@@ -29,6 +31,25 @@ def chosen_ranks(text: str | None) -> tuple[int, ...] | None:
         return events.unfolded(text)
     except ValueError as error:
         raise click.BadParameter(f"{text} are no ranks; write them as 0-3,8") from error
+
+
+def _engine(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    if value in (EMBEDDED, SPARK, "yarn") or value.startswith("local") or "://" in value:
+        return value
+    raise click.BadParameter(f"{value!r} is none of duckdb, spark, yarn and masters like spark://host:7077")
+
+
+def engine_option(function: Command) -> Command:
+    """Add where passes over whole logs run."""
+    return click.option(
+        "--engine",
+        default=EMBEDDED,
+        show_default=True,
+        metavar="ENGINE",
+        callback=_engine,
+        help="Where whole logs are read: duckdb, here; spark, on all processors of this machine; or a master of a "
+        "cluster, spark://host:7077, and LOGS may then be s3://bucket/logs and the like.",
+    )(function)
 
 
 def report_options(function: Command) -> Command:

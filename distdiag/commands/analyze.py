@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from distdiag.commands import _options
+from distdiag.errors import DistdiagError
 from distdiag.reporters import DRAWING, REPORTERS, Reporter
 
 if TYPE_CHECKING:
@@ -22,8 +23,9 @@ PAGE = Path("distdiag_report.html")
 
 @click.command("analyze", short_help="Say what went wrong in a run, and what to do.")
 @_options.logs_argument
+@_options.engine_option
 @_options.report_options
-def command(logs: Path, form: str, output: Path | None) -> int:
+def command(logs: Path, form: str, output: Path | None, engine: str) -> int:
     """Say what went wrong in a run: what happened first, on which rank, and what to do.
 
     LOGS is the folder that the run wrote (default: $DISTDIAG_DIR or distdiag_logs).
@@ -33,15 +35,21 @@ def command(logs: Path, form: str, output: Path | None) -> int:
     if form in DRAWING and output is None and sys.stdout.isatty():
         output = PAGE
         click.echo(f"the page is in {output}")
-    return analyze(logs, REPORTERS[form], output, pictured=form in DRAWING)
+    return analyze(logs, REPORTERS[form], output, pictured=form in DRAWING, engine=engine)
 
 
-def analyze(logs: Path, reporter: Reporter, output: Path | None = None, *, pictured: bool = False) -> int:
+def analyze(
+    logs: Path,
+    reporter: Reporter,
+    output: Path | None = None,
+    *,
+    pictured: bool = False,
+    engine: str = _options.EMBEDDED,
+) -> int:
     """Analyse ``logs``, render the report and return the exit code that says whether the run was healthy."""
     from distdiag.analyzers import diagnose  # pandas and duckdb: not for --help
-    from distdiag.importers import load
 
-    run = load(logs)
+    run = _load(logs, engine)
     report = diagnose(run)
     if pictured:
         report = _with_pictures(run, report)
@@ -51,6 +59,21 @@ def analyze(logs: Path, reporter: Reporter, output: Path | None = None, *, pictu
         with output.open("w", encoding="utf-8") as out:
             reporter.render(report, out)
     return 0 if report.verdict.name == HEALTHY else 1
+
+
+def _load(logs: Path, engine: str) -> "Run":
+    from distdiag import importers, remote, spark
+
+    uri = remote.uri_of(logs)
+    if engine == _options.EMBEDDED:
+        if uri is not None:
+            raise DistdiagError(f"{uri} does not lie on this machine", "read it with --engine spark, or copy it here")
+        return importers.load(logs)
+    session = spark.session_of(spark.LOCAL if engine == _options.SPARK else engine)
+    if uri is not None:
+        return remote.load(uri, session)
+    run = importers.load(logs)
+    return dataclasses.replace(run, engine=spark.SparkEngine(session, run.engine))
 
 
 def _with_pictures(run: "Run", report: "Report") -> "Report":

@@ -121,7 +121,7 @@ class Run:
         table = self.engine.read(self.files, _KINDS[kind])
         ranks = ibis.array(list(self.file_ranks))
         kept = table.drop("rank") if "rank" in table.columns else table
-        return kept.mutate(rank=ranks[kept[FILE]].cast("int64")).drop(FILE)
+        return kept.mutate(rank=ranks[kept[FILE].cast("int32")].cast("int64")).drop(FILE)
 
 
 def load(path: Path) -> Run:

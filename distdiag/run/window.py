@@ -77,8 +77,12 @@ def _part(rank: int, log: LogFile, start: int, engine: Engine) -> Part:
         head = file.read(HEAD_BYTES)
         file.seek(start)
         tail = file.read(log.used_bytes - start)
-    data = _without_detail(head[: head.rfind(b"\n") + 1]) + tail[tail.find(b"\n") + 1 :]
-    return Part(rank=rank, log=log, path=engine.spool(log.path.name, data), cut=True)
+    return Part(rank=rank, log=log, path=engine.spool(log.path.name, newest_part(head, tail)), cut=True)
+
+
+def newest_part(head: bytes, tail: bytes) -> bytes:
+    """Return what is read of a file, given its beginning and its end: whole lines, of the beginning no detail."""
+    return _without_detail(head[: head.rfind(b"\n") + 1]) + tail[tail.find(b"\n") + 1 :]
 
 
 def _without_detail(head: bytes) -> bytes:

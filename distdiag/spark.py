@@ -1,0 +1,204 @@
+"""Spark as query engine, for logs that outgrow one machine: the same expressions, on a cluster or on this machine.
+
+What a verdict needs of a run's end is read here, as always; what goes over whole logs runs on Spark, which reads the
+files where they lie, and only reduced tables come back.
+"""
+
+import contextlib
+import itertools
+import os
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import ibis
+import msgspec
+import pandas as pd
+
+from distdiag import events, sql
+from distdiag.engine import Engine
+from distdiag.errors import DistdiagError
+from distdiag.packs import PackEngine, spans_of
+from distdiag.sql import FILE
+
+LOCAL = "local[*]"
+"""Master of a Spark that runs on this machine, on all its processors."""
+PARTITIONS_PER_PROCESSOR = 4
+"""Of a shuffle on one machine: Spark's default of 200 is for clusters, and slow for what fits one machine."""
+SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+HINT = "install it beside distdiag: pip install 'distdiag[spark]'; it needs Java 17 or later"
+
+
+def session_of(master: str) -> Any:
+    """Return the Spark session of a master; there is one per process.
+
+    Raises ``DistdiagError`` where PySpark or Java is missing, or the master does not answer.
+    """
+    try:
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise DistdiagError("Spark is not installed", HINT) from error
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(master).appName("distdiag")
+    for name, value in SETTINGS.items():
+        builder = builder.config(name, value)
+    if master.startswith("local"):
+        partitions = PARTITIONS_PER_PROCESSOR * (os.cpu_count() or 1)
+        builder = builder.config("spark.sql.shuffle.partitions", str(partitions)).config("spark.ui.enabled", "false")
+        builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+    try:
+        return builder.getOrCreate()
+    except (PySparkException, Py4JError, OSError) as error:
+        raise DistdiagError(f"Spark does not start on {master}: {_first_line(error)}", HINT) from error
+
+
+class SparkEngine(Engine):
+    """Runs expressions on Spark, over the files that ``embedded`` has read the newest part of."""
+
+    def __init__(self, session: Any, embedded: Engine, here: Path | None = None, there: str = "") -> None:
+        """Make an engine; of files below ``here`` only a part may lie there, they are read from the URI ``there``."""
+        super().__init__()
+        self.embedded = embedded
+        self._session = session
+        self._here, self._there = here, there
+        self._tables = ibis.pyspark.connect(session)
+
+    def read(self, files: Sequence[Path], kind: type[events.Event], only: Collection[str] | None = None) -> ibis.Table:
+        """Return the records of one kind as a lazy table, as ``Engine.read`` does."""
+        rows = self._packed(files, kind) if isinstance(self.embedded, PackEngine) else self._recorded(files, kind)
+        schema = sql.schema_of(kind, only)
+        return self._table(rows.select(*schema.names)).cast(schema)
+
+    def parsed(self, text: ibis.Value, type_: str) -> ibis.Value:
+        """Return a column of JSON text as values of an Ibis type; Spark casts no text to maps."""
+        from ibis.backends.sql.datatypes import PySparkType
+
+        parse = ibis.udf.scalar.builtin(_from_json, name="from_json", signature=(("string", "string"), type_))
+        return parse(text, ibis.literal(PySparkType.to_string(ibis.dtype(type_))))
+
+    def lines_of(
+        self, files: Sequence[Path], kinds: Sequence[type[events.Event]]
+    ) -> Iterator[tuple[int, bytes | None]]:
+        """Yield file and text of every line of some kinds, those of one file together."""
+        if isinstance(self.embedded, PackEngine):
+            yield from self.embedded.lines_of(files, kinds)
+            return
+        from pyspark.sql import functions
+
+        lines = self._session.read.text([self._uri(file) for file in files], lineSep="\n")
+        named = lines.select("value", functions.col("_metadata.file_name").alias("name"))
+        begins = "|".join(events.kind_of(kind) for kind in kinds)
+        wanted = named.filter(functions.col("value").rlike(f'^\\{{"kind":"({begins})"'))
+        numbered = self._numbered(wanted, files).orderBy(FILE)
+        for row in self._rows(numbered):
+            yield int(row[FILE]), str(row["value"]).encode()
+
+    def memory(self, frame: pd.DataFrame) -> ibis.Table:
+        """Return a frame of numbers, truth values and texts as a table."""
+        return self._table(self._session.createDataFrame(self.embedded.arrow(self.embedded.memory(frame))))
+
+    def materialised(self, table: ibis.Table) -> ibis.Table:
+        """Return the rows of a table, computed once and kept on the executors."""
+        with readable():
+            # A checkpoint and no cache: what is made of it is planned without what it was made of.
+            return self._table(self._session.sql(self._text(table)).localCheckpoint())
+
+    def arrow(self, table: ibis.Table) -> Any:
+        """Run an expression and return its rows as an Arrow table."""
+        with readable():
+            return self._session.sql(self._text(table)).toArrow().cast(table.schema().to_pyarrow())
+
+    def _recorded(self, files: Sequence[Path], kind: type[events.Event]) -> Any:
+        """Return the records that stand in the files, defaults filled in."""
+        from pyspark.sql import functions
+        from pyspark.sql.types import StructType
+
+        fields = msgspec.structs.fields(kind)
+        declared = StructType().add("kind", "string")
+        for name, type_ in sql.schema_of(kind).items():
+            if name != FILE:
+                declared = declared.add(name, _SPARK_TYPES[str(type_)])
+        with readable():
+            rows = self._session.read.schema(declared).json([self._uri(file) for file in files], lineSep="\n")
+        rows = rows.filter(functions.col("kind") == events.kind_of(kind))
+        rows = rows.select("*", functions.col("_metadata.file_name").alias("name"))
+        defaults = {field.name: default for field in fields if (default := sql.default_of(field)) is not None}
+        for name, default in defaults.items():
+            rows = rows.withColumn(name, functions.coalesce(functions.col(f"`{name}`"), functions.lit(default)))
+        return self._numbered(rows, files)
+
+    def _packed(self, files: Sequence[Path], kind: type[events.Event]) -> Any:
+        """Return the records of the files that a packed run was made of."""
+        pack = self.embedded
+        assert isinstance(pack, PackEngine)
+        name = events.kind_of(kind)
+        schema = sql.schema_of(kind)
+        if name not in pack.manifest.kinds:
+            return self._session.createDataFrame(schema.to_pyarrow().empty_table())
+        rows = self._session.read.parquet(self._uri(pack.folder / f"kind={name}"))
+        places = {number: span.place for number, span in enumerate(spans_of(pack.manifest, files))}
+        wanted = [(number, place) for number, place in places.items() if place is not None]
+        known = self._session.createDataFrame(wanted, "number long, place long")
+        return rows.withColumnRenamed(FILE, "number").join(known, "number").withColumnRenamed("place", FILE)
+
+    def _numbered(self, rows: Any, files: Sequence[Path]) -> Any:
+        """Return rows that have the ``name`` of their file with its place among the files instead."""
+        from pyspark.sql import functions
+
+        places = [(file.name, number) for number, file in enumerate(files)]
+        known = self._session.createDataFrame(places, f"name string, {FILE} long")
+        return rows.join(functions.broadcast(known), "name").drop("name")
+
+    def _text(self, table: ibis.Table) -> str:
+        return str(self._tables.compile(table))
+
+    def _uri(self, file: Path) -> str:
+        if self._here is not None and file.is_relative_to(self._here):
+            return f"{self._there}/{file.relative_to(self._here).as_posix()}"
+        return file.resolve().as_uri()
+
+    def _table(self, rows: Any) -> ibis.Table:
+        name = f"distdiag_{next(_VIEWS)}"
+        rows.createOrReplaceTempView(name)
+        return self._tables.table(name)
+
+    def _rows(self, rows: Any) -> Iterator[Any]:
+        with readable():
+            yield from rows.toLocalIterator()
+
+
+_VIEWS = itertools.count()
+"""Views belong to the session, which all engines of a process share."""
+_SPARK_TYPES = {"int64": "long", "float64": "double", "boolean": "boolean", "string": "string"}
+
+
+@contextlib.contextmanager
+def readable(what: str = "Spark cannot run this") -> Iterator[None]:
+    """Turn Spark's errors into one for people."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise DistdiagError(
+            f"{what}: {_first_line(error)}", "can its executors read the logs, and write their disk?"
+        ) from error
+
+
+def _from_json(text: str, type_: str) -> None:
+    """Stand for Spark's function, which the expression names."""
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the one line that says something: Java puts its own call before it."""
+    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("An error occurred")]
+    return lines[0].lstrip(": ") if lines else type(error).__name__

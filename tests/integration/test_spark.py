@@ -1,0 +1,133 @@
+"""Spark gives the reports that DuckDB gives, of logs here, elsewhere and packed; skipped where it is not installed."""
+
+import dataclasses
+import io
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from distdiag import importers, remote
+from distdiag.analyzers import diagnose
+from distdiag.commands import analyze
+from distdiag.errors import DistdiagError
+from distdiag.reporters import json as json_reporter
+from distdiag.run import Run, window
+from distdiag.spark import SparkEngine, session_of
+from tests.benchmarks.performance_scale import Job, write
+from tests.logs import Logs
+
+pytest.importorskip("pyspark")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java"),
+    pytest.mark.xdist_group("spark"),  # one session, one Java machine
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark", "ignore::ResourceWarning"),
+]
+SMALL = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+SAMPLES = Path(__file__).parents[2] / "sample_logs"
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Any]:
+    found = session_of("local[2]")
+    # Of such small queries most of the time goes into planning and compiling them.
+    for name, value in SMALL.items():
+        found.conf.set(name, value)
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def long_runs_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of this size are read as those are of which only the newest part is looked at."""
+    for module in (window, remote):
+        monkeypatch.setattr(module, "WHOLE_BYTES", 1)
+        monkeypatch.setattr(module, "LEAST_BYTES", 200_000)
+        monkeypatch.setattr(module, "HEAD_BYTES", 4096)
+
+
+def report(run: Run) -> str:
+    out = io.StringIO()
+    json_reporter.render(diagnose(run), out)
+    return out.getvalue()
+
+
+def on_spark(run: Run, session: Any) -> Run:
+    return dataclasses.replace(run, engine=SparkEngine(session, run.engine))
+
+
+def many_calls(directory: Path) -> Path:
+    """A run with so many calls a step that the sums of its steps answer; rank 1 is slow."""
+    logs = Logs(world_size=2)
+    sums = {"calls": 120, "bytes": 120 * 16, "duration_ns": 60_000_000}
+    for step in range(40):
+        for rank in logs:
+            rank.at(1.0 + step * 0.1)
+            for _ in range(120):
+                rank.all_reduce("train.py:10 step", seconds=0.0005)
+            waited = 30_000_000 if rank.rank == 0 else 1_000_000
+            rank.at(1.1 + step * 0.1).end_step(
+                seconds=0.1, forward_ns=40_000_000, backward_ns=30_000_000,
+                rollups={"0/all_reduce": {**sums, "wait_ns": waited}, "0/barrier": {**sums, "calls": 1}},
+            )  # fmt: skip
+    return logs.write(directory)
+
+
+@pytest.mark.parametrize("sample", ["data-loader-stuck", "healthy"])
+def test_a_hang_and_a_healthy_run_are_told_alike(sample: str, session: Any) -> None:
+    expected = report(importers.load(SAMPLES / sample))
+
+    assert report(on_spark(importers.load(SAMPLES / sample), session)) == expected
+
+
+@pytest.mark.usefixtures("long_runs_are_short")
+def test_a_slow_run_is_told_alike_from_whole_logs_packed_or_not_here_or_elsewhere(tmp_path: Path, session: Any) -> None:
+    logs = tmp_path / "logs"
+    write(Job(ranks=8, steps=150), logs)
+    importers.pack(logs, tmp_path / "packed")
+    run = importers.load(logs)
+    assert run.quality.window_bytes is not None
+    expected = report(run)
+    assert '"culprits": [\n      3' in expected  # the rank that is slow
+
+    assert report(on_spark(importers.load(logs), session)) == expected
+    assert report(on_spark(importers.load(tmp_path / "packed"), session)) == expected
+    assert report(remote.load(logs.as_uri(), session)) == expected
+
+
+@pytest.mark.usefixtures("long_runs_are_short")
+def test_sums_of_steps_are_told_alike(tmp_path: Path, session: Any) -> None:
+    logs = many_calls(tmp_path / "logs")
+    expected = report(importers.load(logs))
+
+    assert report(on_spark(importers.load(logs), session)) == expected
+
+
+def test_the_command_reads_a_folder_elsewhere(tmp_path: Path, session: Any) -> None:
+    shutil.copytree(SAMPLES / "data-loader-stuck", tmp_path / "logs")
+    arguments = [f"file://{tmp_path}/logs", "--format", "json", "--engine", session.sparkContext.master]
+
+    result = CliRunner().invoke(analyze.command, arguments, standalone_mode=False)
+
+    assert result.return_value == 1
+    assert result.output == report(importers.load(SAMPLES / "data-loader-stuck"))
+
+
+def test_what_cannot_be_read_elsewhere_is_said_in_a_line(tmp_path: Path, session: Any) -> None:
+    with pytest.raises(DistdiagError, match="cannot be read"):
+        remote.load(f"file://{tmp_path}/nowhere", session)
+
+
+def test_a_folder_elsewhere_needs_spark() -> None:
+    result = CliRunner().invoke(analyze.command, ["s3://bucket/logs"], standalone_mode=False)
+
+    assert isinstance(result.exception, DistdiagError)
+    assert str(result.exception) == "s3a://bucket/logs does not lie on this machine"
