@@ -11,7 +11,7 @@ from distdiag.errors import DistdiagError
 WIDEST = 100
 
 
-@click.command("help", short_help="Read a page: hangs, slow, memory, checkpoints, live, fleet, privacy, cost.")
+@click.command("help", short_help="Read a page: hangs, slow, memory, checkpoints, live, fleet, scale, privacy, cost.")
 @click.argument("topic", required=False, metavar="[TOPIC]")
 def command(topic: str | None) -> None:
     """Read the page on a task, or list the pages."""

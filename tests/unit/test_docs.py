@@ -12,7 +12,7 @@ from distdiag.analyzers import ANALYZERS
 from distdiag.commands import help as pages
 from distdiag.errors import DistdiagError
 
-TASKS = {"hangs", "slow", "memory", "checkpoints", "live", "fleet", "privacy", "cost"}
+TASKS = {"hangs", "slow", "memory", "checkpoints", "live", "fleet", "scale", "privacy", "cost"}
 ROOT = Path(__file__).parents[2]
 COMMAND = re.compile(r"distdiag ([a-z-]+)((?: [^`\n]*)?)")
 OPTION = re.compile(r"(?<!\S)--[a-z-]+")
