@@ -1,5 +1,7 @@
 """Calls and their ends, nearly all of a log, as the engine reads them."""
 
+import contextlib
+import ctypes
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +35,15 @@ class Rows:
 def read_bulk(engine: Engine, parts: Sequence[Part]) -> dict[type[events.Event], Rows]:
     """Return the rows of the bulk kinds."""
     return {kind: _rows(engine, kind, parts) for kind in _NEEDED}
+
+
+def give_back() -> None:
+    """Return memory that was freed to the system, where the C library can.
+
+    Each thread of the engine has a place of its own to allocate from, in which nothing else would use what it left.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _rows(engine: Engine, kind: type[events.Event], parts: Sequence[Part]) -> Rows:

@@ -106,7 +106,7 @@ def calls_frame(calls: Columns, dones: Columns, signatures: Signatures) -> pd.Da
     for name in ("seq", "step", "forwards", "backwards", "start_ns", "chain", "path_chain"):
         values[name] = calls.integers(name)[order]
     for name in ("contended", "captured"):
-        values[name] = calls.booleans(name)[order]
+        values[name] = _if_any(calls.booleans(name)[order])
     values["coalesced"] = _nullable(calls.integers("coalesced")[order], calls.gaps("coalesced")[order])
     values["handling"] = _texts_or_none(calls, "handling", order)
     codes, texts = calls.texts("phase")
@@ -124,7 +124,8 @@ def _signed(signatures: Signatures, rows: Integers) -> dict[str, Any]:
             codes, texts = pd.factorize(column)
             values[name] = _categories(codes[rows], list(texts))
         elif dtype == "object":
-            values[name] = column[rows]
+            equal = all(value is column[0] for value in column)  # None, or no tuple but the empty one
+            values[name] = _one(column[0], len(rows)) if equal else column[rows]
         elif dtype == "Int64":
             gaps = np.array([value is None for value in column], dtype=bool)
             values[name] = _nullable(_integers(value or 0 for value in column)[rows], gaps[rows])
@@ -149,19 +150,16 @@ def _ends(dones: Columns, keys: Integers) -> dict[str, Any]:
     values: dict[str, Any] = {
         name: _nullable(dones.integers(name)[row], dones.gaps(name)[row] | unknown) for name in _DONE_INTEGERS
     }
-    values["failed"] = failed[row] & ~unknown
+    values["failed"] = _if_any(failed[row] & ~unknown)
     for name in ("clock", "error"):
-        texts = _texts_or_none(dones, name, row)
-        texts[unknown] = None
-        values[name] = texts
+        values[name] = _texts_or_none(dones, name, row, unknown)
     return values
 
 
 def _no_ends(size: int) -> dict[str, Any]:
-    nothing = _nullable(np.zeros(size, dtype=np.int64), np.ones(size, dtype=bool))
-    values: dict[str, Any] = dict.fromkeys(_DONE_INTEGERS, nothing)
-    values["failed"] = np.zeros(size, dtype=bool)
-    return values | dict.fromkeys(("clock", "error"), objects([None] * size))
+    values: dict[str, Any] = dict.fromkeys(_DONE_INTEGERS, _no_integers(size))
+    values["failed"] = _one(False, size)
+    return values | dict.fromkeys(("clock", "error"), _one(None, size))
 
 
 def _keys(ranks: Integers, numbers: Integers) -> Integers:
@@ -187,12 +185,33 @@ def _looked_up(keys: Integers, values: Integers, wanted: Integers, missing: int)
 
 
 def _nullable(values: Integers, gaps: Booleans) -> "pd.arrays.IntegerArray":
-    return pd.arrays.IntegerArray(values, gaps)
+    return _no_integers(len(values)) if gaps.all() else pd.arrays.IntegerArray(values, gaps)
 
 
-def _texts_or_none(columns: Columns, name: str, order: Integers) -> Objects:
+def _no_integers(size: int) -> "pd.arrays.IntegerArray":
+    return pd.arrays.IntegerArray(_one(0, size), _one(True, size))
+
+
+def _if_any(values: Booleans) -> Booleans:
+    return values if values.any() else _one(False, len(values))
+
+
+def _one(value: object, size: int) -> Any:
+    """Return a column of equal values, which takes no memory: most logs leave most columns out."""
+    cell = np.empty((), dtype=type(value) if isinstance(value, bool | int) else np.object_)
+    cell[()] = value
+    return np.broadcast_to(cell, size)
+
+
+def _texts_or_none(columns: Columns, name: str, order: Integers, unknown: Booleans | None = None) -> Objects:
     codes, texts = columns.texts(name)
-    return objects([*texts, None])[codes[order]]
+    if not texts:
+        nothing: Objects = _one(None, len(order))
+        return nothing
+    found = objects([*texts, None])[codes[order]]
+    if unknown is not None:
+        found[unknown] = None
+    return found
 
 
 def _categories(codes: Integers, texts: list[str]) -> pd.Categorical:

@@ -11,7 +11,7 @@ import pandas as pd
 from distdiag import events
 from distdiag.engine import Engine
 from distdiag.errors import DistdiagError
-from distdiag.run.bulk import Rows, read_bulk
+from distdiag.run.bulk import Rows, give_back, read_bulk
 from distdiag.run.calls import UNKNOWN, Columns, calls_frame, signatures_of
 from distdiag.run.clocks import clocks_of, corrections
 from distdiag.run.frames import CALL_COLUMNS, TIMES, Ranked, frame_of
@@ -75,6 +75,7 @@ def read(engine: Engine, parts: Sequence[Part]) -> Content:
     calls, paths = _calls(engine, parts, records, bulk, offsets)
     damaged = [rows.damaged for rows in bulk.values()]
     del bulk, reading  # as large as the frame that was made of it
+    give_back()
     added, error = corrections(calls, clocks)
     offsets = {rank: offset + added.get(rank, 0) for rank, offset in offsets.items()}
     frames = {name: frame_of(kind, records.by_kind[kind], paths.id_of, offsets) for name, kind in FRAMES.items()}
