@@ -5,8 +5,9 @@ What it means
     was caught, the rank went on without the calls of that batch, and the others wait in them.
 
 How it is found
-    The making of ``torch.OutOfMemoryError`` is recorded even if it is caught later. It is the root when the same
-    rank dies of it, or leaves a collective out right after it that the others issued.
+    The making of ``torch.OutOfMemoryError`` is recorded even if it is caught later, with what held most of the
+    device's memory then; where torch records the history of memory, by line and with a snapshot. It is the root when
+    the same rank dies of it, or leaves a collective out right after it that the others issued.
 
 What to do
     Give that rank less to do (its batch, its sequence length, its part of the model) or more memory. Do not catch
@@ -14,12 +15,13 @@ What to do
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from distdiag.analyzers._wording import named, verb
 from distdiag.analyzers.investigation import investigate
 from distdiag.analyzers.investigation.deaths import Death
 from distdiag.analyzers.investigation.incident import Disagreement, Incident
-from distdiag.analyzers.investigation.memory import fragmentation, memory_before
+from distdiag.analyzers.investigation.memory import fragmentation, held_at, memory_before
 from distdiag.analyzers.investigation.paths import short
 from distdiag.analyzers.investigation.telling import both_sides
 from distdiag.analyzers.rank_died import first_line
@@ -33,7 +35,9 @@ NAME = "out-of-memory"
 def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding for the ranks that ran out of memory first."""
     for incident in investigate(run).named(NAME):
-        yield incident.finding(CODE, _summary(run, incident), _action(incident))
+        finding = incident.finding(CODE, _summary(run, incident), _action(incident))
+        held, snapshots = held_at(run, finding.culprits)
+        yield replace(finding, evidence=(*finding.evidence, *held), action=(*finding.action, *snapshots))
 
 
 def _summary(run: Run, incident: Incident) -> str:

@@ -192,6 +192,8 @@ class Step(Event, kw_only=True, tag="step"):
     """CPU time the process used since the step began."""
     queued_ns: int | None = None
     """Time since then in which the main thread was ready to run but had no processor."""
+    recompute_ns: int | None = None
+    """Time in which activations were computed again for the backward; None where none were, or nobody could tell."""
     facts: dict[str, Any] = {}
     """What the user said with ``distdiag.step``: tokens, samples, loss, lr, grad_norm …"""
     rollups: dict[str, dict[str, int]] = {}
@@ -291,6 +293,15 @@ class Loader(Event, kw_only=True, tag="loader"):
     """32-bit digest of the seed that workers start from."""
 
 
+class Allocation(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+    """Memory of a device that one place in the program holds."""
+
+    size_bytes: int
+    blocks: int
+    frames: Frames = []
+    """User frames that allocated it, outermost first; where these are not known it is all blocks of one size."""
+
+
 class Memory(Event, kw_only=True, tag="memory"):
     """Memory of this process and its limits, in bytes."""
 
@@ -313,6 +324,10 @@ class Memory(Event, kw_only=True, tag="memory"):
     device_bytes: int | None = None
     alloc_retries: int | None = None
     ooms: int | None = None
+    largest: list[Allocation] = []
+    """When memory ran out: what holds most of the device's, the largest first."""
+    snapshot: str | None = None
+    """Name of a file beside the log that ``torch.cuda`` memory tools read."""
 
 
 class Replay(Event, kw_only=True, tag="replay"):

@@ -112,7 +112,8 @@ class Recorder:
         """Grows with every sign of progress that is not a call; the stall rule watches it."""
         self.poll: Callable[[], None] = lambda: None
         """Looks for ends of calls that nobody waits for; the hook that knows how sets it."""
-        self.sample_memory: Callable[[], None] = lambda: None
+        self.sample_memory: Callable[..., None] = lambda ran_out=False: None
+        """Writes how much memory is in use, and where it ``ran_out`` what holds it."""
         self.worker_pids: set[int] = set()
         """Processes that load data for this one."""
         self.step_ends: Callable[[], None] = lambda: None

@@ -77,7 +77,7 @@ def _watch_out_of_memory(recorder: Recorder, torch: ModuleType) -> Undo:
                     frames=recorder.sites.at(sys._getframe(1)).frames,
                 )
             )
-            recorder.sample_memory()
+            recorder.sample_memory(ran_out=True)
 
     return replace(kind, "__init__", __init__)
 

@@ -9,6 +9,8 @@ from typing import Any
 import psutil
 
 from distdiag import events
+from distdiag.errors import guard
+from distdiag.hooks._allocations import Allocations
 from distdiag.hooks._patch import Undo
 from distdiag.recorder import Recorder
 
@@ -32,15 +34,20 @@ def install(recorder: Recorder) -> Undo:
 
     workers = Workers(recorder)
 
-    def sample() -> None:
+    allocations = Allocations(recorder)
+
+    def sample(ran_out: bool = False) -> None:
         taken = sampled(process, recorder.step)
         taken.workers_bytes = workers.own_bytes(taken.time_ns)
+        if ran_out:
+            with guard("look at what is allocated"):
+                allocations.fill(taken)
         recorder.write(taken)
 
     recorder.sample_memory = sample
 
     def undo() -> None:
-        recorder.sample_memory = lambda: None
+        recorder.sample_memory = lambda ran_out=False: None
 
     return undo
 

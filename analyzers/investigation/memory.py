@@ -1,15 +1,19 @@
 """Memory as the reason behind something else: an out-of-memory error that was caught, or a kill at the limit."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
+from distdiag import events
 from distdiag.analyzers.investigation.deaths import MEMORY_ERROR, OUT_OF_MEMORY
 from distdiag.analyzers.investigation.divergence import Divergence
-from distdiag.analyzers.investigation.paths import location
+from distdiag.analyzers.investigation.paths import location, short
 from distdiag.analyzers.investigation.rows import oldest
 from distdiag.run import Run
 
 GIB = 1 << 30
+MOST_ITEMS = 3
+MOST_RANKS_HELD = 2
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": GIB}
 _ASKED = re.compile(r"Tried to allocate (\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)")
 _UNUSED = re.compile(r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB) is reserved by PyTorch but unallocated")
@@ -56,6 +60,24 @@ def fragmentation(message: str) -> str | None:
 
 def _bytes(found: re.Match[str]) -> float:
     return float(found[1]) * _UNITS[found[2]]
+
+
+def held_at(run: Run, ranks: Sequence[int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what held the device's memory of some ranks when it ran out, and where to read more of it."""
+    memory = run.memory[run.memory["rank"].isin(ranks)]
+    told = memory[memory["largest"].map(len) > 0].sort_values("time_ns").drop_duplicates("rank")
+    held, snapshots = [], []
+    for row in told.head(MOST_RANKS_HELD).to_dict("records"):
+        items = ", ".join(_item(item) for item in row["largest"][:MOST_ITEMS])
+        held.append(f"largest on the device of rank {row['rank']}: {items}")
+        if row["snapshot"]:
+            snapshots.append(f"load {row['snapshot']}, beside the log of rank {row['rank']}, into torch's memory_viz")
+    return tuple(held), tuple(snapshots)
+
+
+def _item(item: events.Allocation) -> str:
+    where = f"at {short(item.frames[-1])}" if item.frames else "of one size"
+    return f"{item.size_bytes / GIB:.2f} GiB in {item.blocks} block{'' if item.blocks == 1 else 's'} {where}"
 
 
 def memory_before(run: Run, rank: int, time_ns: int) -> str | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from distdiag import events
-from distdiag.analyzers import memory_imbalance
+from distdiag.analyzers import diagnose, memory_imbalance
 from distdiag.analyzers.investigation.memory import fragmentation
 from distdiag.findings import Severity
 from tests.logs import Logs
@@ -99,3 +99,29 @@ def test_logs_without_a_device_tell_no_imbalance(tmp_path: Path) -> None:
         rank.add(events.Memory(time_ns=rank.now_ns, step=3, rss_bytes=GIB)).exit()
 
     assert list(memory_imbalance.analyze(logs.load(tmp_path))) == []
+
+
+def test_what_held_the_memory_of_the_rank_that_ran_out_is_told(tmp_path: Path) -> None:
+    logs = Logs(world_size=3)
+    for rank in logs:
+        rank.all_reduce("/job/train.py:10 step")
+        rank.end_step()
+    held = [
+        events.Allocation(size_bytes=5 * GIB, blocks=2, frames=["/job/train.py:8 main", "/job/model.py:33 forward"]),
+        events.Allocation(size_bytes=GIB, blocks=1),
+    ]
+    out = logs[1]
+    out.add(events.Memory(time_ns=out.now_ns, step=1, largest=held, snapshot="rank00001.oom1.pickle"))
+    out.fault("torch.OutOfMemoryError", "CUDA out of memory", "/job/model.py:33 forward", fault="out-of-memory").exit()
+    for rank in logs.but(1):
+        rank.all_reduce(error="RuntimeError: Connection closed by peer")
+        rank.fault("RuntimeError", "Connection closed by peer").exit()
+
+    verdict = diagnose(logs.load(tmp_path)).verdict
+
+    assert (verdict.name, verdict.culprits) == ("out-of-memory", (1,))
+    assert (
+        "largest on the device of rank 1: 5.00 GiB in 2 blocks at model.py:33 forward, 1.00 GiB in 1 block of one size"
+        in verdict.evidence
+    )
+    assert "load rank00001.oom1.pickle, beside the log of rank 1, into torch's memory_viz" in verdict.next_steps

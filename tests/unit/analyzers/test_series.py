@@ -163,7 +163,7 @@ def test_spike_in_a_real_loss_is_found(file: Path, rate: float) -> None:
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
-def device(directory: Path, samples: "dict[int, list[dict[str, int]]]", fault: str = "") -> list[Finding]:
+def device(directory: Path, samples: "dict[int, list[dict[str, Any]]]", fault: str = "") -> list[Finding]:
     logs = Logs(world_size=len(samples))
     for rank in logs:
         for step, sample in enumerate(samples[rank.rank]):

@@ -330,7 +330,7 @@ def recorded(tmp_path: Path, **sizes: int) -> str:
     for rank in logs:
         for step, more in ((0, 0), (1, 10 * MIB), (2, 20 * MIB)):
             time_ns = MONOTONIC_NS + (10 + step) * SECOND_NS
-            values = {name: size + more + rank.rank * MIB for name, size in sizes.items()}
+            values: dict[str, Any] = {name: size + more + rank.rank * MIB for name, size in sizes.items()}
             rank.add(events.Memory(time_ns=time_ns, step=step, **values))
         edges = ((11.5, "begin"), (12.5, "end"))
         for seconds, edge in edges:
