@@ -11,7 +11,12 @@ from distdiag.run.launch import Process
 from distdiag.run.logfiles import LogFile
 
 WHOLE_BYTES = 320 << 20
-"""Logs up to this size are read whole, in about two seconds. Beyond, it is shared out between the ranks."""
+"""Logs up to this size are read whole, in about two seconds; longer ones from their ends, and never more of them."""
+SHARED_BYTES = 128 << 20
+"""Of longer ones so much is shared out between the ranks: how long a run went on before does not matter to a verdict,
+and whole logs are gone through where nothing stands still."""
+ENOUGH_BYTES = 256 << 10
+"""Of each rank at least, as long as that is not more than is read of whole logs: about 1,000 calls with their ends."""
 LEAST_BYTES = 64 << 10
 """Read of every rank however many there are: about 250 calls with their ends."""
 HEAD_BYTES = 64 << 10
@@ -41,7 +46,14 @@ class Part:
 def window_bytes(members: Mapping[int, Process]) -> int | None:
     """Return how many of its newest bytes are read of each rank, None for all."""
     total = sum(log.used_bytes for process in members.values() for log in process.files)
-    return None if total <= WHOLE_BYTES else max(LEAST_BYTES, WHOLE_BYTES // len(members))
+    return window_of(total, len(members))
+
+
+def window_of(total_bytes: int, ranks: int) -> int | None:
+    """Return how many of its newest bytes are read of each rank of a run whose logs are so long, None for all."""
+    if total_bytes <= WHOLE_BYTES:
+        return None
+    return max(LEAST_BYTES, min(max(SHARED_BYTES // ranks, ENOUGH_BYTES), WHOLE_BYTES // ranks))
 
 
 def parts_of(members: Mapping[int, Process], window: int | None, engine: Engine) -> tuple[Part, ...]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from distdiag import events
 from distdiag.run import CALL_COLUMNS, CRASH_COLUMNS, Run, load
+from distdiag.run.window import window_of
 from tests.logs import MONOTONIC_NS, SECOND_NS, WALL_NS, Logs
 
 FRAMES = (
@@ -278,6 +279,15 @@ def test_a_rank_that_only_a_header_tells_is_known(tmp_path: Path) -> None:
     (tmp_path / "node0-4711.jsonl").write_bytes(logs[0].written())
 
     assert load(tmp_path).ranks == (0,)
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "ranks", "window"),
+    [(320, 8, None), (640, 8, 16 << 20), (640, 128, 1 << 20), (6400, 128, 1 << 20), (640, 1024, 256 << 10),
+     (2000, 16384, 64 << 10)],
+)  # fmt: skip
+def test_what_is_read_of_long_logs_does_not_grow_with_them(megabytes: int, ranks: int, window: int | None) -> None:
+    assert window_of(megabytes << 20, ranks) == window
 
 
 def test_long_logs_are_read_from_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
