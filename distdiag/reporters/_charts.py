@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from distdiag.findings import Arrow, Curve, Heat, Report, Span
+from distdiag.reporters._bubble import bubble_figure
+from distdiag.reporters._pipeline import pipeline_texts
 from distdiag.reporters.words import fold
 
 PARTS = {
@@ -52,6 +54,7 @@ def charts_of(report: Report) -> list[Chart]:
         _waiting(pictures.arrows, report),
         _heat(pictures.heat),
         _ledger(report.performance.get("ranks") or ()),
+        _pipeline(report.performance.get("pipeline")),
         _bandwidth(report.performance.get("groups") or ()),
         _memory(pictures.curves, report.verdict.culprits),
     )
@@ -128,6 +131,15 @@ def _ledger(ranks: Sequence[Mapping[str, Any]]) -> Chart | None:
     }
     told = "The parts exclude one another and add up to the mean step; communication is what no computing hides."
     return Chart(key="ledger", title="Where a step's time goes", told=told, figure={"data": traces, "layout": layout})
+
+
+def _pipeline(pipeline: Mapping[str, Any] | None) -> Chart | None:
+    figure = bubble_figure(pipeline, busy=PARTS["forward"], idle=PARTS["communication"], line=PARTS["data"])
+    if figure is None:
+        return None
+    told = " ".join(f"{text[0].upper()}{text[1:]}." for text in pipeline_texts(pipeline))
+    told += " The dashed line is where computing would end with what the schedule alone leaves idle."
+    return Chart(key="pipeline", title="Bubble of the pipeline", told=told, figure=figure)
 
 
 def _timeline(spans: Sequence[Span], incident: float | None, report: Report) -> Chart | None:

@@ -50,8 +50,9 @@ class Messages:
 def messages_of(run: Run) -> Messages:
     """Return what ranks exchange in their usual training step; nothing where no whole step has messages."""
     steps = _training_steps(run)
-    rows = _rows(run)
-    rows = rows.merge(steps[["rank", "step"]], on=["rank", "step"])
+    if steps.empty:
+        return Messages(exchanges={}, backwards={}, steps=0)
+    rows = _rows(run).merge(steps[["rank", "step"]], on=["rank", "step"])
     if rows["step"].nunique() > 1:  # the first step also exchanges shapes, and may have lost its first calls
         rows = rows[rows["step"] > rows["step"].min()]
     if rows.empty:
