@@ -56,6 +56,8 @@ class Loop:
         self._optimizers = 0
         self._amendable = False
         self._next_memory_ns = 0
+        self.recomputed_ns: int | None = None
+        """How long activations were computed again in this step; the hook that watches that adds to it."""
 
     def enter(self, phase: str) -> str:
         """Leave the present phase for another one; return the one left."""
@@ -132,6 +134,7 @@ class Loop:
                 calls=recorder.calls,
                 cpu_ns=cpu_ns - self._start_cpu_ns,
                 queued_ns=None if queued is None else queued - (self._start_queued_ns or 0),
+                recompute_ns=self.recomputed_ns,
                 facts=facts,
                 rollups=recorder.take_rollups(),
             )
@@ -140,7 +143,7 @@ class Loop:
         if now >= self._next_memory_ns:
             self._next_memory_ns = now + MEMORY_INTERVAL_NS
             recorder.sample_memory()
-        self._spent = dict.fromkeys(PARTS, 0)
+        self._spent, self.recomputed_ns = dict.fromkeys(PARTS, 0), None
         self._start_ns, self._start_cpu_ns, self._start_queued_ns = now, cpu_ns, queued
         self._calls = recorder.calls
         recorder.step += 1

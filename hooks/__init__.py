@@ -28,6 +28,7 @@ from distdiag.hooks import (
     numerics,
     optimizer,
     pulse,
+    recomputation,
     replicas,
 )
 from distdiag.hooks._patch import Undo, together
@@ -57,6 +58,7 @@ HOOKS: tuple[Hook, ...] = (
     autograd,
     numerics,
     replicas,
+    recomputation,
     optimizer,
     compiles,
     dataloader,

@@ -8,6 +8,7 @@ import pandas as pd
 
 from distdiag.analyzers.performance import Measured, measure
 from distdiag.analyzers.performance.bandwidth import bus_bytes
+from distdiag.analyzers.performance.efficiency import efficiency_of
 from distdiag.analyzers.performance.ledger import PARTS
 from distdiag.analyzers.performance.profiles import profiles_of
 from distdiag.analyzers.summary.pipeline import pipeline_in
@@ -55,6 +56,7 @@ def performance(run: Run, *, whole: bool = False) -> dict[str, Any]:
         "slowest": None if "shares" in unknown else _slowest(ranks),
         "clock_error_seconds": None if error is None else round(error / SECOND_NS, 6),
         "covers": "newest steps" if measured.newest else "all steps",
+        "efficiency": efficiency_of(run, measured),
         "profiler": profiles_of(run),
         "what_if": what_if,
         "pipeline": pipeline,

@@ -234,13 +234,28 @@ def _shares(measured: Mapping[str, Any]) -> str:
     unknown, ranks = measured["unknown"], measured["ranks"]
     for reason in ("steps", "shares"):
         if reason in unknown:
-            return f"these logs cannot tell: {unknown[reason]}"
+            return f"these logs cannot tell: {unknown[reason]}{_used(measured)}"
     names = {"computing": "compute", "communication": "communication", "data": "data", "waiting": "wait"}
     parts = [f"{name} {_span([row[f'{share}_share'] for row in ranks])}" for name, share in names.items()]
     pace = float(np.median([row["step_seconds"] for row in ranks]))
     steps = max(row["steps"] for row in ranks)
     newest = "newest " if measured["covers"] == "newest steps" else ""
-    return f"{', '.join(parts)} of a step of {seconds(pace * 1e9)} ({newest}{counted(steps, 'step')})"
+    return f"{', '.join(parts)} of a step of {seconds(pace * 1e9)} ({newest}{counted(steps, 'step')}){_used(measured)}"
+
+
+def _used(measured: Mapping[str, Any]) -> str:
+    """Return what of the devices' peak is used, and what is computed twice, where that is known."""
+    told, said = measured["efficiency"], ""
+    if told["mfu"] is not None:
+        said += f"; {100 * told['mfu']:.0f} % of the devices' peak (MFU)"
+    if told["bound_by"] is not None:
+        said += (
+            f", bound by {told['bound_by']}: {told['flops_per_byte']:.3g} operations a byte sent, "
+            f"{told['balance']:.3g} would balance"
+        )
+    if told["recompute_share"]:
+        said += f"; {100 * told['recompute_share']:.0f} % of the backward computes activations again"
+    return said
 
 
 def _span(shares: Sequence[float]) -> str:
