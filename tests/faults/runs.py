@@ -23,6 +23,10 @@ CAP_SECONDS = 45.0
 SETTLED_SECONDS = 6.0
 """Once most ranks of a program have ended, those that hang are given so long to be seen as hanging."""
 
+HEALTHY_TIMEOUT = "30"
+"""Seconds. Nobody hangs there, and ranks that import much once they have met (pipelining, its compiler: up to 9 s on a
+busy machine) come to their first message seconds after one another."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
@@ -98,6 +102,7 @@ def run_ranks(fault: Fault, directory: Path, nursery: Nursery) -> tuple[int, ...
                 **launcher_variables(rank, fault.ranks, port),
                 "LOCAL_WORLD_SIZE": str(fault.ranks),
                 "DISTDIAG_STALL_AFTER": str(fault.stall_after),
+                **({"PG_TIMEOUT": HEALTHY_TIMEOUT} if fault.is_healthy else {}),
             },
             directory,
             directory / f"{rank}.err",

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from distdiag.findings import Pictures, Report
+from distdiag.findings import Pictures, Report, Verdict
 from distdiag.reporters import text
 from distdiag.reporters._charts import charts_of
 from distdiag.reporters._lines import plain
@@ -40,9 +40,8 @@ def lines(report: Report) -> str:
 
 
 def slow(**performance: Any) -> Report:
-    verdict = stuck().verdict
-    changed = {"name": FINDING.name, "code": FINDING.code, "summary": FINDING.summary}
-    return stuck(verdict=type(verdict)(**changed), performance=performance)
+    verdict = Verdict(name=FINDING.name, code=FINDING.code, summary=FINDING.summary)
+    return stuck(verdict=verdict, performance=performance)
 
 
 def test_healthy_runs_are_told_their_bubble_in_two_lines() -> None:
