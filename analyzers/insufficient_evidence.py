@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from distdiag.analyzers._wording import counted, named, seconds, verb
 from distdiag.analyzers.investigation import investigate
+from distdiag.analyzers.investigation.advice import advice_on
 from distdiag.analyzers.investigation.hearsay import hearsay
 from distdiag.analyzers.investigation.incident import Absence, Incident, Unexplained
 from distdiag.analyzers.investigation.sources import in_words, only_text
@@ -41,7 +42,8 @@ TOO_MANY_UNKNOWN = 0.01
 def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding for each way in which the logs contradict themselves or say too little."""
     for incident in investigate(run).named(NAME):
-        yield incident.finding(CODE, _untold(incident), (_ASK_FOR,))
+        untold = _untold(incident)
+        yield incident.finding(CODE, untold, (*advice_on(untold), _ASK_FOR))
     yield from _hearsay(run)
     yield from _doubled(run)
     yield from _worlds(run)
@@ -91,7 +93,7 @@ def _hearsay(run: Run) -> Iterator[Finding]:
     investigation = investigate(run)
     heard = hearsay(run) if only_text(run) and not investigation.incidents else None
     if heard is not None:
-        finding = _finding(f"these texts do not say what happened: {heard.reason}", heard.evidence, _ASK_FOR)
+        finding = _finding(f"these texts name no rank that began it: {heard.reason}", heard.evidence, _ASK_FOR)
         evidence = (*heard.evidence, in_words(run) or "")
         yield replace(finding, confidence=Confidence.LOW, evidence=evidence, action=(*heard.action, _ASK_FOR))
 

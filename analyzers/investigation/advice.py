@@ -26,6 +26,18 @@ _KNOWN = (
         "see whether it still made progress before the end (the time of its last step); ask for more time if so",
     ),
     (
+        re.compile(r"SIGHUP"),
+        "the terminal or connection that started it was closed: start it with nohup, in tmux, or by a scheduler",
+    ),
+    (
+        re.compile(r"told to stop with SIGTERM"),
+        "ask whoever may end jobs: the scheduler (time limit, preemption, memory), the cloud's host, or an operator",
+    ),
+    (
+        re.compile(r"worker process \d+ died"),
+        "look into the worker's own log (ray's session folder, logs/worker-*-PID.err) and dmesg -T | grep -i kill",
+    ),
+    (
         re.compile(r"no store answered"),
         "check that the process at that address runs, that MASTER_ADDR and MASTER_PORT are the same on all hosts, and "
         "that no firewall stands between: nc -vz HOST PORT",
@@ -35,7 +47,7 @@ _KNOWN = (
         "run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=COLL and analyse that output: it names each rank's calls",
     ),
     (
-        re.compile(r"transport warning|completion .*error|async event|port error", re.IGNORECASE),
+        re.compile(r"transport warning|completion (?:from|.*error)|async event|port error", re.IGNORECASE),
         "look at the adapter of that host: ibstat, its error counters, and dmesg",
     ),
     (

@@ -58,7 +58,7 @@ def _suffered(consequences: pd.DataFrame) -> str | None:
     first = oldest(consequences)
     frames = tuple(first["frames"])
     site = f" ({short(location(frames[-1]))})" if frames else ""
-    said = _SOURCE.sub("", f"{first['type']}: {first['message']}".splitlines()[0])[:LONGEST]
+    said = _SOURCE.sub("", f"{first['type']}: {first['message']}".splitlines()[0])[:LONGEST].rstrip(": ")
     return (
         f"a rank that nothing names gave up on others, or lost them{site}: {said}\n"
         "Others did that to it: the cause is in what another process printed"

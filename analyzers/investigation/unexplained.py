@@ -25,7 +25,8 @@ def unexplained(run: Run, lives: Mapping[int, Life]) -> Iterator[Incident]:
         yield _vanished(run, lives, silent)
     elif failed:
         first = min(failed.values(), key=lambda life: (life.failed_ns or 0, life.rank))
-        what = f"rank {first.rank} was the first to fail: {first.failure or 'in making a process group'}"
+        said = (first.failure or "in making a process group").splitlines()[0]
+        what = f"rank {first.rank} was the first to fail: {said}"
         missing = f"; {named(run.missing)} left no log" if run.missing else ""
         yield _nothing_known(failed, f"{what}{missing}")
 

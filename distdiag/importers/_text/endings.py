@@ -103,6 +103,12 @@ def tell_ends(job: Job) -> None:
         elif isinstance(what, Stacked):
             _stacked(job, told.rank, what, moment)
         elif isinstance(what, Frozen):
+            if told.rank not in job.tales and _began_late(job, what, moment):
+                text = (
+                    f"the watchdog thread of rank {told.rank} could not run for {what.seconds} s after others gave up"
+                )
+                job.remarks.append((moment, Remark(text=text)))
+                continue
             job.tale(told.rank).records.append(
                 events.Fault(
                     fault="exception",
@@ -112,6 +118,12 @@ def tell_ends(job: Job) -> None:
                     where="thread",
                 )
             )
+
+
+def _began_late(job: Job, frozen: Frozen, moment: int) -> bool:
+    """Return whether a rank was held up only after others had given up: that does not tell where it was before."""
+    gave_up = [act.end_ns for tale in job.tales.values() for act in tale.acts if act.error and act.end_ns is not None]
+    return bool(gave_up) and moment - frozen.seconds * SECOND_NS > min(gave_up)
 
 
 def _signal(job: Job, what: Signalled, moment: int) -> None:

@@ -20,7 +20,7 @@ CONSEQUENCE = re.compile(
     r"|closed by (?:remote )?peer|broken pipe|read error|write error|remote process|recvvalue failed|failed to recv"
     r"|pair closure|monitoredBarrier"
     r"|communicator (?:was )?aborted|ncclRemoteError|connection to the C10d store has failed"
-    r"|Rendezvous(?:Connection|Timeout|Closed)Error|ChildFailedError|ProcessExitedException|ProcessRaisedException",
+    r"|Rendezvous(?:Connection|Timeout|Closed)Error|ChildFailedError|(?:RayActor|ActorDied|WorkerCrashed)Error|NET/IB.*completion|ProcessExitedException|ProcessRaisedException",
     re.IGNORECASE,
 )
 """What an exception says that others caused: a wait gave up, a peer went away, a launcher passes it on."""
@@ -39,8 +39,10 @@ _TYPE = re.compile(
 )
 _BARE = re.compile(r"(?P<type>(?:\w+\.)*(?:OutOfMemoryError|RuntimeError|MemoryError)): (?P<message>.+)")
 _OUT_OF_MEMORY = re.compile(r"(?:CUDA|HIP|XPU|NPU) out of memory\. Tried to allocate")
-_THROWN = re.compile(r"terminate called after throwing an instance of '(?P<type>[^']+)'")
-_WHAT = re.compile(r"\s*what\(\):\s*(?P<message>.*)")
+_THROWN = re.compile(r"terminate called after throwing an instance of '(?P<type>[^' ]+)'")
+_THROWN_REST = re.compile(r"[\w:]+'$")
+"""What is left of the line of a second process that was printed into that of the first."""
+_WHAT = re.compile(r"(?:\s*what\(\):\s*)+(?P<message>.*)")
 _CONTINUED = re.compile(r"\[/|Original exception|nccl|Last error")
 """How further lines of c10d's messages begin."""
 _EXITED = re.compile(
@@ -205,6 +207,8 @@ class _Termination:
 
     def feed(self, line: Line) -> bool:
         found = _WHAT.match(line.text)
+        if not found and self._message is None and _THROWN_REST.match(line.text):
+            return True
         if not found or self._message is not None:
             return False
         self._message = found["message"]

@@ -133,6 +133,8 @@ class Raised:
     """The group whose watchdog says it."""
     group_rank: int | None = None
     """Rank inside a group, as old versions print it."""
+    pid: int | None = None
+    """The process, where somebody else says it of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,10 @@
 """What launchers say of the processes they started: exit codes, signals, who failed first, and restarts."""
 
 import re
+import signal
 from collections.abc import Iterable, Iterator
 
-from distdiag.importers._text.facts import Ended, Remark, Restarted, Role, Speaker, Torn, What
+from distdiag.importers._text.facts import Ended, Raised, Remark, Restarted, Role, Speaker, Torn, What
 from distdiag.importers._text.kinds import BlockFamily, Family
 from distdiag.importers._text.normalise import Line
 from distdiag.importers._text.times import stamp_in
@@ -29,6 +30,8 @@ _FIRST_LOCAL = re.compile(r"--local[-_]rank[= ]0\b")
 _SCHEDULER = re.compile(
     r"(?P<kind>JOB|STEP) (?P<job>[\w.+-]+) ON \S+ CANCELLED AT (?P<moment>[\dT:-]+)(?: DUE TO (?P<reason>[A-Z ]+))?"
 )
+_TOLD = re.compile(r"Received (?P<signal>\d+) death signal|SignalException: Process \d+ got signal: (?P<got>\d+)")
+_RAY = re.compile(r"A worker died or was killed .*?Worker PID: (?P<pid>\d+)")
 _CLOSING = re.compile(r"Sending process (?P<pid>\d+) closing signal")
 _FIELD = re.compile(r"(?:\[\d+\]: *)?(?P<name>time|host|rank|exitcode|error_file|traceback)\s*:\s*(?P<value>.*)$")
 _RANK = re.compile(r"(?P<rank>\d+) \(local_rank: ?(?P<local>\d+)\)")
@@ -75,6 +78,24 @@ def cancelled(line: Line) -> Iterator[What]:
         because = f" because of {reason}" if reason else ": somebody, or another job's rule, cancelled it"
         what = "job" if found["kind"] == "JOB" else "step"
         yield Remark(text=f"SLURM ended {what} {found['job']} at {found['moment']}{because}", telling=True)
+
+
+def told_to_stop(line: Line) -> Iterator[What]:
+    """Read with which signal somebody ended the launcher."""
+    found = _TOLD.search(line.text)
+    if found:
+        number = int(found["signal"] or found["got"])
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+        yield Remark(text=f"the launcher was told to stop with {name}", telling=True)
+
+
+def ray_worker(line: Line) -> Iterator[What]:
+    """Read that Ray lost a worker's process."""
+    found = _RAY.search(line.text)
+    if found:
+        pid = int(found["pid"])
+        message = f"worker process {pid} died without a word: killed (often for memory), stopped by force, or crashed"
+        yield Raised(type="WorkerDied", message=message, uncaught=True, pid=pid)
 
 
 def task(line: Line) -> Iterator[What]:
@@ -203,6 +224,13 @@ FAMILIES = (
     ),
     Family(name="deepspeed-ended", needles=("exits with return code = ",), role=Role.INITIATING, parse=deepspeed),
     Family(name="cancelled-by-scheduler", needles=(" CANCELLED AT ",), role=Role.TEARDOWN, parse=cancelled),
+    Family(name="launcher-stopped", needles=("death signal", "got signal: "), role=Role.TEARDOWN, parse=told_to_stop),
+    Family(
+        name="ray-worker-died",
+        needles=("A worker died or was killed",),
+        role=Role.INITIATING,
+        parse=ray_worker,
+    ),
     Family(name="restart", needles=("will restart worker group",), role=Role.UNKNOWN, parse=restarted),
 )
 

@@ -68,6 +68,8 @@ class Line:
     stamp: Stamp | None = None
     source: str | None = None
     """C++ file that logged it."""
+    logged: bool = False
+    """Whether a logger wrote it that puts its prefix before the first line of a message only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,7 @@ class _Prefixes:
         self.pid: int | None = None
         self.labels: list[str] = []
         self.stamp: Stamp | None = None
+        self.logged = False
         self.rest = self._strip(text)
 
     def line(self, number: int, text: str) -> Line:
@@ -148,6 +151,7 @@ class _Prefixes:
             pid=inner.pid if inner.pid is not None else self.pid,
             stamp=stamp or stamp_in(text),
             source=source,
+            logged=inner.logged or self.logged,
         )
 
     def _strip(self, text: str) -> str:
@@ -164,6 +168,7 @@ class _Prefixes:
         groups = match.groupdict()
         if groups.get("rank") is not None:
             self.rank = int(str(groups["rank"]))
+        self.logged = self.logged or kind == "tensor-parallel"
         if kind in ("collector", "tensor-parallel"):
             self.stamp = stamp_in(match[0])
         if groups.get("label"):

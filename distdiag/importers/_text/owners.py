@@ -27,6 +27,7 @@ from distdiag.importers._text.stores import waiter_in
 
 MAX_LOCAL_RANKS = 8
 """Jobs of more ranks span several hosts, so that the number of a device tells no rank."""
+_LABELLED_PID = re.compile(r"\bpid=(\d{1,9})\b")
 _DEVICE = re.compile(r"\bGPU (\d+)\b")
 
 
@@ -82,6 +83,9 @@ def _known(transcripts: Sequence[Transcript], paths: Sequence[Path]) -> _Known:
     for number, transcript in enumerate(transcripts):
         for (label, task), ranks in transcript.ranks.items():
             known.labels.setdefault((number, label, task), set()).update(ranks)
+            process = _LABELLED_PID.search(label)
+            if process and len(ranks) == 1:
+                known.pids[int(process[1])] = next(iter(ranks))
         for said in transcript.said:
             line, what = said.line, said.what
             if line.rank is not None:
@@ -120,7 +124,7 @@ def _named_in(said: Said, known: _Known) -> int | None:
     what = said.what
     if isinstance(what, Ended):
         return what.rank if what.rank is not None else known.pids.get(what.pid or -1)
-    if isinstance(what, Torn):
+    if isinstance(what, Torn) or (isinstance(what, Raised) and what.pid is not None):
         return known.pids.get(what.pid or -1)
     if isinstance(what, Issued):
         if what.rank is not None:

@@ -73,7 +73,7 @@ class _Reader:
         self._stamp: Stamp | None = None
         self._stamp_skipped: Stamp | None = None
         self._logged: Speaker | None = None
-        """Whose message of several lines a C++ logger began last."""
+        """Whose message of several lines a logger began last that does not repeat its prefix."""
 
     def read(self) -> Transcript:
         for raw in raw_lines(self._transcript.path):
@@ -155,7 +155,7 @@ class _Reader:
                 if block is not None:
                     self._close(speaker)
                     self._blocks[speaker] = _Open(block, line, self._stamp)
-                    self._logged = speaker if line.source is not None else None
+                    self._logged = speaker if line.source is not None or line.logged else None
                     if len(self._blocks) > MAX_OPEN:
                         self._close(next(iter(self._blocks)))
                     return

@@ -213,6 +213,68 @@ CASES = {
         verdict="insufficient-evidence",
         mentions="job 90210 at 2025-11-03T09:14:02 because of preemption",
     ),
+    "the terminal that started it was closed": Case(
+        output=out.text(
+            " 9%|▉  | 9/100 [0:09<1:31]WARNING:torch.distributed.elastic.agent.server.api:Received 1 death signal, "
+            "shutting down workers",
+            "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 7012 closing signal SIGHUP",
+        ),
+        verdict="insufficient-evidence",
+        mentions="told to stop with SIGHUP",
+        advises="nohup",
+    ),
+    "Ray lost a worker": Case(
+        output=out.text(
+            "(raylet) A worker died or was killed while executing a task by an unexpected system error. RayTask ID: 0f "
+            "Worker ID: 1e Node ID: 2d Worker IP address: 10.9.8.7 Worker port: 10011 Worker PID: 7012 Worker exit "
+            "type: SYSTEM_ERROR",
+            *out.traceback("ray.exceptions.RayActorError: The actor died unexpectedly.", MAIN),
+        ),
+        verdict="rank-died",
+        mentions="worker process 7012 died without a word",
+        advises="ray's session folder",
+    ),
+    "Ray lost a worker whose rank is told": Case(
+        output=out.text(
+            "(Worker pid=7012) " + out.glog(3, "ProcessGroupNCCL preparing to dump debug info. Include stack trace: 1"),
+            "(raylet) A worker died or was killed while executing a task by a system error. Worker PID: 7012",
+        ),
+        verdict="rank-died",
+        culprits=(3,),
+    ),
+    "two processes ended on one line": Case(
+        output=out.text(
+            "terminate called after throwing an instance of 'terminate called after throwing an instance of "
+            "'c10::DistBackendError'",
+            "c10::DistBackendError'",
+            f"  what():    what():  [PG ID 0 PG GUID 0(default_pg) Rank 6] {ENDED}{FAULTY}",
+        ),
+        verdict="rank-died",
+        culprits=(6,),
+    ),
+    "a server's logger writes its prefix once": Case(
+        output=out.text(
+            "[2025-11-03 09:14:02 TP6] Scheduler hit an exception: Traceback (most recent call last):",
+            *out.traceback("ValueError: no such layer", MAIN)[1:],
+        ),
+        verdict="rank-died",
+        culprits=(6,),
+        mentions="no such layer",
+    ),
+    "a link failed": Case(
+        output=out.text(
+            *out.traceback(
+                "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:317, unhandled system error, NCCL "
+                "version 2.21.5\nncclSystemError: System call failed\nLast error:\nNET/IB: Got completion from peer "
+                "10.9.8.7<41000> with status=12 opcode=0 len=0 vendor err 129 (Recv)",
+                MAIN,
+                rank=4,
+            )
+        ),
+        verdict="insufficient-evidence",
+        mentions="rank 4 was the first to fail",
+        advises="ibstat",
+    ),
     "shared memory was full": Case(
         output=out.text(
             "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory.",
@@ -296,6 +358,16 @@ def test_a_process_that_its_watchdog_aborted_is_no_cause(tmp_path: Path) -> None
     verdict = verdict_of(tmp_path, output)
 
     assert verdict.name == "transport-stuck"
+    assert not verdict.culprits
+
+
+def test_a_watchdog_held_up_after_others_gave_up_tells_not_where_its_rank_was(tmp_path: Path) -> None:
+    stuck = "[PG ID 2 PG GUID 9 Rank 2] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress"
+    output = out.text(*(out.watchdog(rank, 7) for rank in (1, 3)), out.glog(2, stuck, clock="18:49:00.100000001"))
+
+    verdict = verdict_of(tmp_path, output)
+
+    assert verdict.name == "insufficient-evidence"
     assert not verdict.culprits
 
 
