@@ -84,7 +84,7 @@ def _first_seqs(totals: pd.DataFrame) -> "pd.Series[int]":
 
 def _with_sizes(calls: pd.DataFrame) -> pd.DataFrame:
     """Return calls with the size of their group, the elements of their outputs, and whether their sizes can be."""
-    columns = ["op", "shapes", "output_shapes", "members"]
+    columns = ["op", "shapes", "output_shapes", "group_key"]  # hashing thousands of members for each call takes long
     codes = np.stack([pd.factorize(calls[column])[0] for column in columns])
     _, firsts, position = np.unique(codes, axis=1, return_index=True, return_inverse=True)
     distinct = [_sized(row.op, row.shapes, row.output_shapes, row.members) for row in records(calls.iloc[firsts])]

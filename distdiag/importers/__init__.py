@@ -4,11 +4,13 @@ To add an importer, write a module with ``NAME``, ``recognises(path, head)`` and
 ``IMPORTERS`` if it reads records, in ``TABLES`` if it reads measurements.
 """
 
+import contextlib
 import dataclasses
+import gc
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from distdiag import run
@@ -41,11 +43,12 @@ def load(path: Path) -> Run:
         return _unpacked(path, manifest)
     files = sorted_files(path, IMPORTERS, TABLES)
     tables, notes = _measured(files)
-    imported, unread = _read(files.foreign)
-    notes = (*notes, *unread)
-    if tables.rows and not files.own and not imported:
-        return run.measured(tables, _told(Quality(files=0, bytes=0), files, tables, notes))
-    loaded = _records(path, files, imported, notes)
+    with _uncollected():
+        imported, unread = _read(files.foreign)
+        notes = (*notes, *unread)
+        if tables.rows and not files.own and not imported:
+            return run.measured(tables, _told(Quality(files=0, bytes=0), files, tables, notes))
+        loaded = _records(path, files, imported, notes)
     if not files.tables:
         return loaded
     return dataclasses.replace(
@@ -55,6 +58,18 @@ def load(path: Path) -> Run:
         collectives=tables.collectives,
         quality=_told(loaded.quality, files, tables, notes),
     )
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Collect no garbage: records make no cycles, and a search for them among millions takes as long as reading."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def pack(path: Path, folder: Path) -> tuple[Packed, tuple[str, ...]]:

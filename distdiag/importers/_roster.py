@@ -126,6 +126,8 @@ class Roster:
         What is no longer watched has ended, and all before it; what one member ended and all issued, all have ended.
         It cannot have ended well if a member never came.
         """
+        if not facts.undecided:
+            return
         others = [self._by_rank[rank] for rank in self.members(transcript, facts.name) if rank in self._by_rank]
         last = {each.rank: each.groups[facts.name].last_seq if facts.name in each.groups else 0 for each in others}
         newest = max((each.groups[facts.name].newest_ended for each in others if facts.name in each.groups), default=-1)

@@ -1,6 +1,5 @@
 """Dumps of PyTorch's flight recorder: pickles and JSON, of any schema and backend, one file for each rank."""
 
-import gc
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -56,17 +55,6 @@ def read(files: Sequence[Path]) -> Iterator[Imported]:
 
 
 def _transcript(file: Path) -> Transcript:
-    # Nothing here makes cycles, and looking for them in a million small objects takes longer than reading them.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        return _read_transcript(file)
-    finally:
-        if collecting:
-            gc.enable()
-
-
-def _read_transcript(file: Path) -> Transcript:
     dump = read_dump(file)
     rank = rank_of(file, (config.ranks for config in dump.configs.values()))
     if rank is None:
