@@ -3,15 +3,15 @@
 import sys
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from distdiag.commands._metrics import Metrics
 from distdiag.commands._notices import Notices
 from distdiag.errors import DistdiagError
 from distdiag.live.alarms import Alarm, Alarms, Change
 from distdiag.live.fleet import Fleet
+from distdiag.live.scraped import Scraped
 from distdiag.live.snapshot import RankDetail, Snapshot, detail_of, snapshot_of
 from distdiag.live.watch import Watch
 from distdiag.reporters import _terminal, watching
@@ -54,6 +54,15 @@ class Source(Protocol):
         """End what runs in the background."""
 
 
+class Exporter(Protocol):
+    """Who hands the newest snapshot on to others."""
+
+    snapshot: Snapshot | None
+
+    def close(self) -> None:
+        """Hand on no more."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Session:
     """A watch, who is told of its alarms, and what ends it."""
@@ -65,7 +74,7 @@ class Session:
     interval_seconds: float = 1.0
     exit_on: Collection[str] = ()
     """Kinds of alarms that end it with code 1."""
-    metrics: Metrics | None = None
+    exporters: list[Exporter] = field(default_factory=list)
     _fatal: int | None = None
     _fatal_since: float = 0.0
     _over_since: float | None = None
@@ -79,8 +88,8 @@ class Session:
             if self._fatal is None and what in ("raised", "changed") and alarm.kind in self.exit_on:
                 self._fatal, self._fatal_since = alarm.number, now
         snapshot = self.snapshot()
-        if self.metrics is not None:
-            self.metrics.snapshot = snapshot
+        for exporter in self.exporters:
+            exporter.snapshot = snapshot
         return snapshot, changes
 
     def ends_with(self) -> Alarm | None:
@@ -98,8 +107,8 @@ class Session:
         """End what runs in the background, and send the notices that are left."""
         self.watch.close()
         self.notices.finish()
-        if self.metrics is not None:
-            self.metrics.close()
+        for exporter in self.exporters:
+            exporter.close()
 
     def is_over(self) -> bool:
         """Return whether the job has ended for good."""
@@ -127,6 +136,12 @@ def of_agents(logs: Path, notices: Notices, *, explain: bool) -> Session:
     """Return a session that reads what the agents of all hosts say."""
     fleet = Fleet(logs, explain=explain)
     return Session(watch=fleet, snapshot=fleet.snapshot, detail=lambda rank: None, notices=notices)
+
+
+def of_prometheus(address: str, matchers: str, notices: Notices) -> Session:
+    """Return a session that asks a Prometheus server."""
+    scraped = Scraped(address, matchers)
+    return Session(watch=scraped, snapshot=scraped.snapshot, detail=lambda rank: None, notices=notices)
 
 
 def once(session: Session, form: str) -> int:

@@ -40,6 +40,13 @@ def _kinds(context: click.Context, parameter: click.Parameter, value: str | None
 @click.option(
     "--prometheus", metavar="[HOST:]PORT", help="Serve metrics there, on the loopback unless a host is given."
 )
+@click.option(
+    "--otel", metavar="URL", help="Send the same metrics to an OpenTelemetry collector (needs distdiag[otel])."
+)
+@click.option(
+    "--prometheus-url", metavar="URL", help="Show what this Prometheus server holds of a job, not what its logs say."
+)
+@click.option("--prometheus-match", default="", metavar="LABELS", help='Select one of several jobs: job="training".')
 @click.option("--agents", is_flag=True, help="Read what `distdiag agent` on each host says, not the logs of all ranks.")
 @click.option("--no-verdict", is_flag=True, help="Do not analyse the logs when an alarm is raised.")
 def command(
@@ -51,6 +58,9 @@ def command(
     on_alarm: str | None,
     webhook: str | None,
     prometheus: str | None,
+    otel: str | None,
+    prometheus_url: str | None,
+    prometheus_match: str,
     agents: bool,
     no_verdict: bool,
 ) -> int:
@@ -64,12 +74,17 @@ def command(
     from distdiag.commands import _following
     from distdiag.commands._metrics import Metrics
     from distdiag.commands._notices import Notices
+    from distdiag.commands._otel import OpenTelemetry
 
-    notices = Notices(logs=str(logs), command=on_alarm, webhook=webhook)
-    begin = _following.of_agents if agents else _following.of_logs
-    session = begin(logs, notices, explain=not no_verdict)
+    notices = Notices(logs=prometheus_url or str(logs), command=on_alarm, webhook=webhook)
+    if prometheus_url:
+        session = _following.of_prometheus(prometheus_url, prometheus_match, notices)
+    else:
+        begin = _following.of_agents if agents else _following.of_logs
+        session = begin(logs, notices, explain=not no_verdict)
     session.interval_seconds, session.exit_on = interval, exit_on
-    session.metrics = Metrics(prometheus) if prometheus else None
+    session.exporters += [Metrics(prometheus)] if prometheus else []
+    session.exporters += [OpenTelemetry.to(otel)] if otel else []
     try:
         if once:
             return _following.once(session, form)

@@ -58,7 +58,7 @@ def asked(port: int, path: str) -> Any:
         return None
 
 
-def test_alert_fires_for_a_stalled_job(tmp_path: Path) -> None:
+def test_alert_fires_for_a_stalled_job_and_a_watch_shows_what_the_server_holds(tmp_path: Path) -> None:
     exporter = free_port()
     watching = command(tmp_path / "logs", "--format", "json", "--no-verdict", "--prometheus", str(exporter))
 
@@ -76,6 +76,20 @@ def test_alert_fires_for_a_stalled_job(tmp_path: Path) -> None:
             fired = [alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"]
         named = asked(server, "query?query=distdiag_alarm_rank")["result"]
         steps = asked(server, "query?query=distdiag_step")["result"]
+        held = subprocess.run(
+            [*command("--prometheus-url", f"http://127.0.0.1:{server}", "--once", "--format", "json")],
+            stdout=subprocess.PIPE,
+            env=environment(tmp_path / "elsewhere"),
+            timeout=CAP_SECONDS,
+            check=False,
+        )
 
+    state = json.loads(held.stdout)
+    assert held.returncode == 1
+    assert [(row["rank"], row["state"], row["step"]) for row in state["ranks"]] == [
+        (0, "stalled", 3),
+        (1, "stalled", 3),
+    ]
+    assert [(alarm["kind"], alarm["ranks"]) for alarm in state["alarms"]] == [("stall", [1])]
     assert [result["metric"]["rank"] for result in named] == ["1"]
     assert {result["metric"]["rank"] for result in steps} == {"0", "1"}
