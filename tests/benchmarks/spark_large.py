@@ -20,7 +20,7 @@ import psutil
 
 from tests.benchmarks.performance_scale import RECORDS_OF_A_STEP, STEPS, Job, write
 
-BYTES_PER_RECORD = 146
+BYTES_PER_RECORD = 133
 """Of the logs that are written; the rest of a job's size is rounding."""
 POLL_SECONDS = 0.2
 GIGABYTE = 1e9

@@ -1,8 +1,13 @@
 """What the README shows is what happens."""
 
+import json
 import re
+from pathlib import Path
+
+import pytest
 
 from distdiag.settings import DEFAULT_DIRECTORY, DEFAULT_MAX_BYTES, DEFAULT_STALL_AFTER_SECONDS
+from tests.benchmarks import rivals
 from tests.write_readme import COMMAND, FINDINGS, README, TRUTH, findings, printed, truth
 
 TEXT = README.read_text()
@@ -34,6 +39,14 @@ def test_table_of_verdicts_holds_what_was_counted_of_every_fault_program() -> No
 
     assert shown is not None
     assert shown[0] == truth()
+
+
+@pytest.mark.parametrize("page", [README, rivals.PAGE])
+def test_table_beside_others_holds_what_was_measured_last(page: Path) -> None:
+    shown = rivals.TABLE.search(page.read_text())
+
+    assert shown is not None
+    assert shown[0] == shown[1] + rivals.rows(json.loads(rivals.FIGURES.read_text()))
 
 
 def test_defaults_of_the_settings_are_those_in_force() -> None:
