@@ -40,7 +40,9 @@ _TASK = re.compile(
     r"srun: error: [\w.-]+: tasks? (?P<tasks>[\d,-]+): (?:(?P<words>Killed|Terminated|Aborted|Bus error|"
     r"Segmentation fault|Out Of Memory)|Exited with exit code (?P<code>\d+))"
 )
-_MPIRUN = re.compile(r"process rank (?P<rank>\d+) .*?exited on signal (?P<signal>\d+)")
+_MPIRUN = re.compile(r"process rank (?P<rank>\d+) .*?exited on\s+signal (?P<signal>\d+)")
+_MPI_NAME = re.compile(r"Process name: \[\[\d+,\d+\],(?P<rank>\d+)\]")
+_MPI_CODE = re.compile(r"Exit code: +(?P<code>\d+)")
 _KERNEL = re.compile(r"Out of memory: Killed process (?P<pid>\d+)")
 _STEP = re.compile(r"Detected \d+ oom[-_]kill event")
 
@@ -117,6 +119,14 @@ def mpi_process(line: Line) -> Iterator[What]:
         yield Ended(code=-int(found["signal"]), rank=int(found["rank"]), first=True)
 
 
+def peer_lost(line: Line) -> Iterator[What]:
+    """Read that Horovod or MPI stopped because another process failed."""
+    if "Horovod" in line.text:
+        yield Remark(text="Horovod stopped because a rank raised, or ended before the others", telling=True)
+    else:
+        yield Remark(text="MPI lost its connection to another process, which ended", telling=True)
+
+
 def kernel(line: Line) -> Iterator[What]:
     """Read what the kernel or SLURM says of memory that ran out."""
     found = _KERNEL.search(line.text)
@@ -180,6 +190,32 @@ class _FailureBlock:
         self._fields = {}
 
 
+class _MpiExit:
+    """What mpirun prints below ``The first process to do so was``: a name that ends in the rank, and a code."""
+
+    def __init__(self) -> None:
+        self._rank: int | None = None
+        self._code: int | None = None
+
+    def feed(self, line: Line) -> bool:
+        text = line.text.strip()
+        if found := _MPI_NAME.match(text):
+            self._rank = int(found["rank"])
+        elif found := _MPI_CODE.match(text):
+            self._code = int(found["code"])
+        return self._code is None and (not text or self._rank is not None)
+
+    def close(self) -> Iterable[tuple[What, Role]]:
+        if self._rank is not None and self._code:
+            ended = Ended(code=self._code, rank=self._rank, first=True)
+            yield ended, role_of(ended)
+
+
+def _mpi_exit(line: Line) -> _MpiExit:
+    del line
+    return _MpiExit()
+
+
 def _failure_block(line: Line) -> _FailureBlock | None:
     text = line.text.strip()
     begins = text == "Failures:" or "Root Cause (first" in text or bool(re.match(r"time\s+: \d{4}-", text))
@@ -215,7 +251,19 @@ FAMILIES = (
     ),
     Family(name="process-closed", needles=("closing signal",), role=Role.TEARDOWN, parse=closing),
     Family(name="task-ended", needles=("srun: error:",), role=Role.UNKNOWN, parse=task),
-    Family(name="mpi-process-ended", needles=("exited on signal",), role=Role.INITIATING, parse=mpi_process),
+    Family(
+        name="mpi-process-ended",
+        needles=("noticed that process rank",),
+        role=Role.INITIATING,
+        parse=mpi_process,
+        ending=r"exited on\s+signal \d+",
+    ),
+    Family(
+        name="mpi-peer-lost",
+        needles=("Horovod has been shut down", "MPI communication peer process has unexpectedly disconnected"),
+        role=Role.CASCADE,
+        parse=peer_lost,
+    ),
     Family(
         name="host-out-of-memory",
         needles=("Out of memory: Killed process", "oom_kill event", "oom-kill event"),
@@ -235,5 +283,6 @@ FAMILIES = (
 )
 
 BLOCKS = (
+    BlockFamily(name="mpi-first-failure", needles=("The first process to do so was:",), open=_mpi_exit),
     BlockFamily(name="failure-block", needles=("Failures:", "Root Cause (first", "time      : "), open=_failure_block),
 )

@@ -275,6 +275,32 @@ CASES = {
         mentions="rank 4 was the first to fail",
         advises="ibstat",
     ),
+    "mpirun names the first process that failed": Case(
+        output=out.text(
+            "mpirun detected that one or more processes exited with non-zero status, thus causing",
+            "the job to be terminated. The first process to do so was:",
+            "",
+            "  Process name: [[4711,1],5]",
+            "  Exit code:    3",
+        ),
+        verdict="rank-died",
+        culprits=(5,),
+        cause="exited",
+    ),
+    "mpirun breaks its line": Case(
+        output=out.text(
+            "prterun noticed that process rank 5 with PID 0 on node node-9 exited on", "signal 11 (Segmentation fault)."
+        ),
+        verdict="rank-died",
+        culprits=(5,),
+    ),
+    "Horovod was shut down": Case(
+        output=out.text(
+            "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down. This was caused by"
+        ),
+        verdict="insufficient-evidence",
+        mentions="Horovod stopped because a rank raised",
+    ),
     "shared memory was full": Case(
         output=out.text(
             "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory.",
