@@ -1,16 +1,21 @@
 """What each attempt of a job did: which steps, when, and which checkpoint it went on from."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
 from distdiag.errors import DistdiagError
+from distdiag.findings import Verdict
 from distdiag.run import Run, load_earlier
+from distdiag.run.earlier import Members
 from distdiag.run.saved import SAVES
 from distdiag.settings import ATTEMPT_VARIABLES
 
+MOST_EARLIER = 20
+"""Attempts before the newest one that are read."""
+MOST_BYTES = 256 << 20
+"""Of their logs together, the newest attempt before it always: reading and judging them takes seconds."""
 STAGE, UPLOAD, LOAD = "checkpoint stage", "checkpoint upload", "checkpoint load"
 GLOBAL_STEP_FACTS = ("global_step", "iteration")
 """Names under which people tell ``distdiag.step`` the number of a step that goes on over restarts."""
@@ -34,8 +39,8 @@ class Attempt:
 
     number: int
     ranks: tuple[int, ...]
-    run: Run | None
-    """None where nothing of its logs can be read."""
+    end: Verdict | None
+    """What ended it; None where nothing of its logs can be read."""
     start_ns: int
     end_ns: int
     steps: int
@@ -61,9 +66,24 @@ class Begun:
     how: str
 
 
-def attempts_of(run: Run) -> tuple[Attempt, ...]:
-    """Return the attempts of a run's job, the oldest first and the one that was analysed last."""
-    return (*map(_earlier, run.earlier), _attempt(run.members, run))
+def attempts_of(run: Run, verdict: Verdict, ended_by: Callable[[Run], Verdict]) -> tuple[Attempt, ...]:
+    """Return the newest attempts of a run's job, the oldest of them first and the one that was analysed last.
+
+    ``verdict`` is what ended that one, ``ended_by`` tells it of the others. Frames are let go attempt by attempt.
+    """
+    return (*(_earlier(members, ended_by) for members in _newest(run.earlier)), _attempt(run.members, run, verdict))
+
+
+def _newest(earlier: Sequence[Members]) -> list[Members]:
+    """Return the attempts that are looked at: reading all of a job that is started anew all the time takes long."""
+    newest: list[Members] = []
+    left = MOST_BYTES
+    for members in reversed(earlier[-MOST_EARLIER:]):
+        left -= sum(log.used_bytes for process in members.values() for log in process.files)
+        if newest and left < 0:
+            break
+        newest.insert(0, members)
+    return newest
 
 
 def begun_at(attempts: Sequence[Attempt]) -> list[Begun | None] | str:
@@ -104,14 +124,15 @@ def _begun(attempt: Attempt, saves: Sequence[Saved], *, first: bool) -> Begun | 
     return Begun(step=0, how=ANEW)
 
 
-def _earlier(members: Mapping[int, Any]) -> Attempt:
+def _earlier(members: Members, ended_by: Callable[[Run], Verdict]) -> Attempt:
     try:
-        return _attempt(members, load_earlier(members))
+        run = load_earlier(members)
     except DistdiagError:
-        return _attempt(members, None)
+        return _attempt(members, None, None)
+    return _attempt(members, run, ended_by(run))
 
 
-def _attempt(members: Mapping[int, Any], run: Run | None) -> Attempt:
+def _attempt(members: Members, run: Run | None, end: Verdict | None) -> Attempt:
     headers = [process.header for process in members.values() if process.header is not None]
     told = [header.settings[name] for header in headers for name in ATTEMPT_VARIABLES if name in header.settings]
     steps = pd.DataFrame() if run is None else run.steps[run.steps["end_ns"].notna()]
@@ -120,7 +141,7 @@ def _attempt(members: Mapping[int, Any], run: Run | None) -> Attempt:
     return Attempt(
         number=max(process.attempt for process in members.values()),
         ranks=tuple(sorted(members)),
-        run=run,
+        end=end,
         start_ns=min(process.start_ns for process in members.values()),
         end_ns=max(process.end_ns for process in members.values()),
         steps=count,

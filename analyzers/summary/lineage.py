@@ -11,8 +11,6 @@ from distdiag.findings import Verdict
 from distdiag.run import Run
 
 SECOND_NS = 1e9
-MOST_ATTEMPTS = 50
-"""Of a job that is started anew all the time the newest are looked at."""
 MOST_NAMED = 4
 """Failures that the summary names one by one, the dearest first."""
 MINUTE, HOUR = 60.0, 3600.0
@@ -56,28 +54,22 @@ def lineage(
     """
     if not run.earlier:
         return (), None
-    attempts = attempts_of(run)[-MOST_ATTEMPTS:]
-    ends = [_verdict(each, ended_by) for each in attempts[:-1]]
+    attempts = attempts_of(run, verdict, ended_by)
+    left_out = len(run.earlier) + 1 - len(attempts)
     begun = begun_at(attempts)
     if isinstance(begun, str):
-        rows = [_row(each, attempts[0]) | _ended(end) for each, end in zip(attempts, [*ends, verdict], strict=True)]
-        return tuple(rows), {"attempts": len(attempts), "unknown": begun, "summary": None}
+        rows = [_row(each, attempts[0]) for each in attempts]
+        return tuple(rows), {"attempts": len(attempts), "left_out": left_out, "unknown": begun, "summary": None}
     kept = _kept(attempts, begun)
     losses = [
         _loss(attempt, count, following)
         for attempt, count, following in zip(attempts, kept, attempts[1:], strict=False)
     ]
     rows = [
-        {**_row(attempt, attempts[0]), **_ended(end), **_from(start), "kept_steps": count, **_lost(loss)}
-        for attempt, end, start, count, loss in zip(
-            attempts, [*ends, verdict], begun, kept, [*losses, None], strict=True
-        )
+        {**_row(attempt, attempts[0]), **_from(start), "kept_steps": count, **_lost(loss)}
+        for attempt, start, count, loss in zip(attempts, begun, kept, [*losses, None], strict=True)
     ]
-    return tuple(rows), _goodput(attempts, begun, kept, losses, ends)
-
-
-def _verdict(attempt: Attempt, ended_by: Callable[[Run], Verdict]) -> Verdict | None:
-    return None if attempt.run is None else ended_by(attempt.run)
+    return tuple(rows), _goodput(attempts, begun, kept, losses, left_out)
 
 
 def _kept(attempts: Sequence[Attempt], begun: Sequence[Begun | None]) -> list[int]:
@@ -113,7 +105,7 @@ def _goodput(
     begun: Sequence[Begun | None],
     kept: Sequence[int],
     losses: Sequence[Loss | None],
-    ends: Sequence[Verdict | None],
+    left_out: int,
 ) -> dict[str, Any]:
     wall_ns = max(1, attempts[-1].end_ns - attempts[0].start_ns)
     useful = [_useful_ns(attempt, count) for attempt, count in zip(attempts, kept, strict=True)]
@@ -122,6 +114,7 @@ def _goodput(
     steps = sum(attempt.steps for attempt in attempts)
     told = {
         "attempts": len(attempts),
+        "left_out": left_out,
         "steps": steps,
         "kept_steps": sum(kept),
         "wall_seconds": _seconds(wall_ns),
@@ -131,7 +124,7 @@ def _goodput(
         "steps_per_second": round(sum(kept) / wall_ns * SECOND_NS, 6),
         "unknown": None,
     }
-    return {**told, "summary": _summary(told, attempts, begun, losses, ends)}
+    return {**told, "summary": _summary(told, attempts, begun, losses)}
 
 
 def _useful_ns(attempt: Attempt, kept: int) -> int | None:
@@ -147,20 +140,18 @@ def _summary(
     attempts: Sequence[Attempt],
     begun: Sequence[Begun | None],
     losses: Sequence[Loss | None],
-    ends: Sequence[Verdict | None],
 ) -> str:
     """Return ``3 attempts; 412 of 520 steps kept …`` and, on a second line, what was lost to what."""
     share = "" if told["share"] is None else f": {100 * told['share']:.0f} % of the time went into them"
     anew = [each.number for each, start in zip(attempts, begun, strict=True) if start and start.how == ANEW]
     again = f"; no checkpoint was loaded in attempt{'s' * (len(anew) > 1)} {fold(anew)}" if anew else ""
+    newest = f" (the newest of {len(attempts) + told['left_out']})" if told["left_out"] else ""
     first = (
-        f"{counted(len(attempts), 'attempt')} in {_time(told['wall_seconds'])}; "
+        f"{counted(len(attempts), 'attempt')}{newest} in {_time(told['wall_seconds'])}; "
         f"{told['kept_steps']} of {told['steps']} steps kept{share}{again}"
     )
     known = [
-        (loss.total_ns, _failure(attempt, end))
-        for attempt, loss, end in zip(attempts, losses, ends, strict=False)
-        if loss is not None
+        (loss.total_ns, _failure(attempt)) for attempt, loss in zip(attempts, losses, strict=False) if loss is not None
     ]
     if not known:
         return first
@@ -174,9 +165,9 @@ def _summary(
     return f"{first}\n{total} lost to {whole}" if whole else f"{first}\n{total} lost: {', '.join(named_ones)}"
 
 
-def _failure(attempt: Attempt, end: Verdict | None) -> str:
+def _failure(attempt: Attempt) -> str:
     """Return what ended an attempt, as in ``rank 5's out of memory in attempt 1``."""
-    return f"{UNREADABLE if end is None else _cause(end)} in attempt {attempt.number}"
+    return f"{UNREADABLE if attempt.end is None else _cause(attempt.end)} in attempt {attempt.number}"
 
 
 def _cause(end: Verdict) -> str:
@@ -198,23 +189,16 @@ def _row(attempt: Attempt, first: Attempt) -> dict[str, Any]:
         "start_seconds": _seconds(attempt.start_ns - first.start_ns),
         "seconds": _seconds(attempt.end_ns - attempt.start_ns),
         "steps": attempt.steps,
+        "ended_by": _ended(attempt.end),
     }
 
 
-def _ended(end: Verdict | None) -> dict[str, Any]:
+def _ended(end: Verdict | None) -> dict[str, Any] | None:
     """Return what ended an attempt; for the newest one, the verdict of the report."""
     if end is None:
-        return {"ended_by": None}
-    return {
-        "ended_by": {
-            "name": end.name,
-            "code": end.code,
-            "cause": end.cause,
-            "culprits": list(end.culprits),
-            "step": end.step,
-            "summary": end.summary,
-        }
-    }
+        return None
+    told = {name: getattr(end, name) for name in ("name", "code", "cause", "step", "summary")}
+    return {**told, "culprits": list(end.culprits)}
 
 
 def _from(start: Begun | None) -> dict[str, Any]:

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from distdiag.analyzers import diagnose
+from distdiag.analyzers.summary import attempts
 from distdiag.findings import Report, as_json
 from distdiag.reporters import text
 from distdiag.run import load
@@ -73,8 +76,8 @@ def end(logs: Logs) -> Logs:
     return logs
 
 
-def told(directory: Path, *attempts: Logs) -> Report:
-    for logs in attempts:
+def told(directory: Path, *jobs: Logs) -> Report:
+    for logs in jobs:
         logs.write(directory)
     return diagnose(load(directory))
 
@@ -263,3 +266,16 @@ def test_an_attempt_whose_logs_cannot_be_read_is_counted_all_the_same(tmp_path: 
     report = told(tmp_path, second, third)
 
     assert [row["kept_steps"] for row in report.attempts] == [0, 2, 2]
+
+
+def test_of_very_many_attempts_the_newest_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "MOST_BYTES", 1)
+    first = die(train(attempt(0, 0.0), 8, save_at=8), after=3.0)
+    second = die(train(resume(attempt(1, 100.0)), 4, save_at=3), after=5.0)
+    third = end(train(resume(attempt(2, 200.0)), 2))
+
+    report = told(tmp_path, first, second, third)
+
+    assert [(row["attempt"], row["first_step"], row["kept_steps"]) for row in report.attempts] == [(1, 0, 3), (2, 3, 2)]
+    assert goodput(report)["left_out"] == 1
+    assert "2 attempts (the newest of 3) in 124 s; 5 of 6 steps kept" in printed(report)
