@@ -99,6 +99,8 @@ def write(job: Job, directory: Path) -> None:
         with path.open("wb") as file:
             file.write(b"".join(map(events.encode, _beginning(job, rank))))
             file.write("".join(each for (each,) in lines).encode())
+            end_ns = job.steps * STEP_NS + 1_000_000_000
+            file.write(events.encode(events.Fault(fault="exit", time_ns=end_ns, where="interpreter", code=0)))
 
 
 def _beginning(job: Job, rank: int) -> Sequence[events.Event]:
