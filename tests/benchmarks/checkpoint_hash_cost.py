@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
-import torch.distributed.checkpoint.filesystem
+from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
 import distdiag
 from distdiag.hooks import checkpoints
@@ -64,7 +63,7 @@ def saves(directory: Path) -> dict[str, Callable[[dict[str, Any], int], None]]:
         torch.save(model, directory / f"{number}.pt")
 
     def sharded(model: dict[str, Any], number: int) -> None:
-        dcp.save(model, checkpoint_id=str(directory / f"{number}"), no_dist=True)
+        save_sharded(model, checkpoint_id=str(directory / f"{number}"), no_dist=True)
 
     return {"torch.save": with_torch, "DCP save": sharded}
 

@@ -1,6 +1,6 @@
 """Batches that a data loader is asked for, and those that come."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 import distdiag
 from distdiag import events
 from distdiag.errors import RAISE_OWN_ERRORS
+from distdiag.hooks._batches import VALUES_OF_SAMPLE, _digest, _digests_of_rows
 from tests.ranks import line_of
 from tests.recordings import Recording, read_logs, recording
 
@@ -251,3 +252,20 @@ def test_batch_says_whether_the_one_before_was_trained_on(recorded: Recording) -
 
     begun = [each.trained for each in recorded.log.of(events.Batch) if each.edge == "begin"]
     assert begun[1:] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("places", [range(6), (0, 2, 5), ()])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        torch.arange(6 * 40).reshape(6, 40),
+        torch.arange(6 * 3).reshape(6, 3),
+        torch.rand(6, 3, 8, 8),
+        torch.rand(6, 3, 8, 8).to(memory_format=torch.channels_last),
+        torch.rand(6, 12).to(torch.bfloat16),
+        torch.zeros(6, 0),
+    ],
+    ids=lambda rows: f"{tuple(rows.shape)} {rows.stride()}",
+)
+def test_digests_of_rows_are_those_of_each_row_alone(rows: torch.Tensor, places: Sequence[int]) -> None:
+    assert _digests_of_rows(rows, places) == [_digest(rows[place], VALUES_OF_SAMPLE) for place in places]
