@@ -146,8 +146,8 @@ ANALYZERS: tuple[Analyzer, ...] = (
     checkpoint_unverified,
 )
 
-ENDINGS = ("DD3", "DD4", "DD5")
-"""Families of what ends a job: stuck, memory, numerics."""
+ENDINGS = ("DD3", "DD4", "DD5", insufficient_evidence.CODE)
+"""Families of what ends a job: stuck, memory, numerics; or that it is not known."""
 
 
 def diagnose(run: Run) -> Report:

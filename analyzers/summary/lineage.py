@@ -18,6 +18,7 @@ LONG = 3
 """Units from which on a time is told in the next larger one."""
 UNREADABLE = "an end of which no log can be read"
 PHRASES = {
+    "insufficient-evidence": "an end that its logs do not explain",
     "out-of-memory": "{who}'s out of memory",
     "rank-missing": "{who} not coming",
     "late-rank": "{who} coming too late",
@@ -173,13 +174,13 @@ def _failure(attempt: Attempt) -> str:
 def _cause(end: Verdict) -> str:
     if end.name == HEALTHY:
         return "an orderly end"
-    words = end.name.replace("-", " ")
+    words = PHRASES.get(end.name, end.name.replace("-", " "))
     if not end.culprits:
-        return words
+        return words.removeprefix("{who}'s ").removeprefix("{who} ")
     who = named(end.culprits)
     if end.name == "rank-died":
         return f"the death of {who}" + (f" ({end.cause})" if end.cause else "")
-    return PHRASES.get(end.name, f"{words} ({{who}})").format(who=who)
+    return words.format(who=who) if "{who}" in words else f"{words} ({who})"
 
 
 def _row(attempt: Attempt, first: Attempt) -> dict[str, Any]:

@@ -279,3 +279,17 @@ def test_of_very_many_attempts_the_newest_are_read(tmp_path: Path, monkeypatch: 
     assert [(row["attempt"], row["first_step"], row["kept_steps"]) for row in report.attempts] == [(1, 0, 3), (2, 3, 2)]
     assert goodput(report)["left_out"] == 1
     assert "2 attempts (the newest of 3) in 124 s; 5 of 6 steps kept" in printed(report)
+
+
+def test_an_end_without_a_word_is_not_called_orderly(tmp_path: Path) -> None:
+    report = told(tmp_path, train(attempt(0, 0.0), 8, save_at=5), end(train(resume(attempt(1, 100.0)), 7)))
+
+    assert "orderly end" not in printed(report)
+    assert "90 s lost to an end that its logs do not explain in attempt 0" in printed(report)
+
+
+def test_a_job_that_ended_well_and_went_on_lost_its_pause(tmp_path: Path) -> None:
+    report = told(tmp_path, end(train(attempt(0, 0.0), 8, save_at=8)), end(train(resume(attempt(1, 100.0)), 7)))
+
+    assert "15 of 15 steps kept" in printed(report)
+    assert "lost to an orderly end in attempt 0" in printed(report)
