@@ -65,7 +65,7 @@ def _look_at(scene: Scene, rank: int, *, closely: bool) -> _Absent:
 def _arrival(scene: Scene, wait: Wait, rank: int) -> int | None:
     """Return when a rank came after all, its waiters having given up."""
     if wait.kind is not WaitKind.COLLECTIVE or wait.given_up_ns is None:
-        return None
+        return wait.arrived_ns
     rows = scene.rows_of(wait)
     came = rows[rows["rank"] == rank]
     return int(came["start_ns"].iloc[0]) if len(came) else None

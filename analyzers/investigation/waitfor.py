@@ -40,6 +40,8 @@ class Wait:
     """Whether one of several ranks would do."""
     behind: frozenset[int] = frozenset()
     """Those of the absent whose hosts have issued it: their devices have not come to it."""
+    arrived_ns: int | None = None
+    """When the absent side of a message came after all, the waiter having given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

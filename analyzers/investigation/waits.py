@@ -160,9 +160,10 @@ def _point_to_point_waits(run: Run, blocked: pd.DataFrame) -> Iterator[Wait]:
         return
     calls = run.calls[run.calls["p2p"] & ~run.calls["captured"]]
     numbers = _numbered(calls)
-    starts = {
-        (channel, number, sends): start
-        for (channel, number, sends), start in zip(numbers.values(), calls["start_ns"].tolist(), strict=True)
+    moments = (calls[name].tolist() for name in ("start_ns", "end_ns", "failed"))
+    met = {
+        (channel, number, sends): (start, None if end is pd.NA else end, failed)
+        for (channel, number, sends), start, end, failed in zip(numbers.values(), *moments, strict=True)
         if channel is not None
     }
     logged = frozenset(run.ranks)
@@ -171,7 +172,9 @@ def _point_to_point_waits(run: Run, blocked: pd.DataFrame) -> Iterator[Wait]:
         channel, number, sends = numbers[int(row.rank), int(row.call)]
         given_up_ns = whole(row.end_ns) if row.failed else None
         partner = None if channel is None else channel.destination if sends else channel.source
-        came = starts.get((channel, number, not sends)) if channel is not None else None
+        came, left_ns, gave_up = met.get((channel, number, not sends), (None, None, False))
+        if gave_up and left_ns is not None and _came_too_late(run, row, left_ns):
+            continue
         missing = came is None or (given_up_ns is not None and came > given_up_ns)
         absent = frozenset() if partner is None or not missing else frozenset({partner})
         uncertain = partner is None or (sends and partner in takes_any)
@@ -185,7 +188,19 @@ def _point_to_point_waits(run: Run, blocked: pd.DataFrame) -> Iterator[Wait]:
             since_ns=int(row.start_ns),
             given_up_ns=given_up_ns,
             any_of=uncertain,
+            arrived_ns=came if missing else None,
         )
+
+
+def _came_too_late(run: Run, call: Any, left_ns: int) -> bool:
+    """Return whether a call failed because its partner had given up before it, with nobody else to blame for that.
+
+    Whoever was held by a call itself when the partner left is late because of another one, which is not looked for.
+    """
+    if not call.failed or call.start_ns < left_ns:
+        return False
+    mine = run.calls[(run.calls["rank"] == call.rank) & (run.calls["start_ns"] <= left_ns)]
+    return not bool((mine["end_ns"].isna() | (mine["end_ns"] > left_ns)).any())
 
 
 def _numbered(calls: pd.DataFrame) -> dict[tuple[int, int], tuple[_Channel | None, int, bool]]:

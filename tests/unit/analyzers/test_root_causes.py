@@ -231,6 +231,30 @@ def test_a_rank_that_comes_after_the_others_gave_up_is_late(tmp_path: Path) -> N
     assert "3.0 s too late" in found.summary
 
 
+def test_a_sender_that_comes_after_its_receiver_gave_up_is_late(tmp_path: Path) -> None:
+    logs = trained(3)
+    fail(logs[2], logs[2].recv(1, STEP, pending=True))
+    logs[1].sleep(9.0)
+    fail(logs[1], logs[1].send(2, STEP, pending=True), CLOSED, seconds=0.01)
+    logs[0].exit()
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits, found.victims) == ("late-rank", (1,), (2,))
+    assert "3.0 s too late" in found.summary
+
+
+def test_a_sender_that_was_held_up_itself_is_not_named_for_being_late(tmp_path: Path) -> None:
+    logs = trained(3)
+    fail(logs[2], logs[2].recv(1, STEP, pending=True))
+    logs[1].sleep(3.0).recv(0, STEP, seconds=6.0)
+    logs[0].sleep(9.0).send(1, STEP, seconds=0.0)
+    logs[0].exit()
+    fail(logs[1], logs[1].send(2, STEP, pending=True), CLOSED, seconds=0.01)
+
+    assert verdict(logs, tmp_path).culprits != (1,)
+
+
 def with_timeout(seconds: float) -> Logs:
     logs = Logs(world_size=4, default_group=False)
     for rank in logs:
