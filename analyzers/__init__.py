@@ -155,7 +155,7 @@ def diagnose(run: Run) -> Report:
 
     An analyzer that fails costs what it would have found and not the verdict; that it failed is a finding.
     """
-    findings = by_gravity(_findings(run))
+    findings = by_gravity(_findings(run, ANALYZERS))
     verdict = verdict_of(run, findings)
     attempts: tuple[Mapping[str, Any], ...] = ()
     goodput: Mapping[str, Any] | None = None
@@ -181,7 +181,7 @@ def _ended_by(run: Run) -> Verdict:
     return verdict_of(run, by_gravity(_findings(run, asked)))
 
 
-def _findings(run: Run, analyzers: Sequence[Analyzer] = ANALYZERS) -> Iterator[Finding]:
+def _findings(run: Run, analyzers: Sequence[Analyzer]) -> Iterator[Finding]:
     failures: dict[str, str] = {}
     for analyzer in analyzers:
         found: list[Finding] = []
