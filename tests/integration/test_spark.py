@@ -124,10 +124,3 @@ def test_the_command_reads_a_folder_elsewhere(tmp_path: Path, session: Any) -> N
 def test_what_cannot_be_read_elsewhere_is_said_in_a_line(tmp_path: Path, session: Any) -> None:
     with pytest.raises(DistdiagError, match="cannot be read"):
         remote.load(f"file://{tmp_path}/nowhere", session)
-
-
-def test_a_folder_elsewhere_needs_spark() -> None:
-    result = CliRunner().invoke(analyze.command, ["s3://bucket/logs"], standalone_mode=False)
-
-    assert isinstance(result.exception, DistdiagError)
-    assert str(result.exception) == "s3a://bucket/logs does not lie on this machine"
