@@ -22,35 +22,40 @@ if TYPE_CHECKING:
     "--host", metavar="NAME", help="Take the ranks that were recorded on this host, not on the one it runs on."
 )
 @click.option("--prometheus", metavar="[HOST:]PORT", help="Serve metrics of these ranks as well.")
+@click.option("--otel", metavar="URL", help="Send the same metrics to an OpenTelemetry collector.")
 @click.option("--until-end", is_flag=True, help="Leave when all ranks of this host have ended.")
-def command(logs: Path, interval: float, host: str | None, prometheus: str | None, until_end: bool) -> int:
+def command(
+    logs: Path, interval: float, host: str | None, prometheus: str | None, otel: str | None, until_end: bool
+) -> int:
     """Read the logs of this host's ranks and write what matters of them into LOGS, once a second.
 
     Run one on each host; `distdiag watch LOGS --agents` then reads one small file for each host instead of one log
     for each rank.
     """
     from distdiag.commands._metrics import Metrics
+    from distdiag.commands._otel import OpenTelemetry
     from distdiag.live.nodes import NodeAgent
     from distdiag.live.snapshot import snapshot_of
 
     agent = NodeAgent(logs, host or socket.gethostname())
-    metrics = Metrics(prometheus) if prometheus else None
+    exporters: list[Metrics | OpenTelemetry] = [Metrics(prometheus)] if prometheus else []
+    exporters += [OpenTelemetry.to(otel)] if otel else []
     try:
         while True:
             began = time.monotonic()
             summary = agent.look(began, time.time_ns())
             if summary is not None:
                 _publish(logs, summary)
-            if metrics is not None:
-                metrics.snapshot = snapshot_of(agent.watch)
+            for exporter in exporters:
+                exporter.snapshot = snapshot_of(agent.watch)
             if until_end and summary is not None and not summary.living:
                 return 0
             time.sleep(max(interval - (time.monotonic() - began), 0.0))
     except KeyboardInterrupt:
         return 0
     finally:
-        if metrics is not None:
-            metrics.close()
+        for exporter in exporters:
+            exporter.close()
 
 
 def _publish(logs: Path, summary: "NodeSummary") -> None:
