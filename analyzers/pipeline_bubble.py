@@ -86,13 +86,14 @@ def _of_transfers(run: Run, pipeline: Pipeline, bubble: Bubble, moved: float) ->
 
 def _of_few(run: Run, pipeline: Pipeline, bubble: Bubble) -> Finding:
     schedule, stages = pipeline.schedule, len(bubble.stages)
+    few = f"{schedule.microbatches} micro-batch{'' if schedule.microbatches == 1 else 'es'}"
     enough = ENOUGH_TIMES * stages
     then = formula(stages, enough, schedule.virtual_stages or 1)
     return Finding(
         code=CODE,
         name=NAME,
         severity=Severity.INFO,
-        summary=f"{counted(schedule.microbatches or 0, 'micro-batch').replace('chs', 'ches')} for {stages} pipeline "
+        summary=f"{few} for {stages} pipeline "
         f"stages: the pipeline is never full, and its stages stand idle for {percent(bubble.measured)} of its time\n"
         f"With {enough} micro-batches {percent(then)} would be idle.",
         cause="few-microbatches",

@@ -18,6 +18,8 @@ PARTS = {
     "transfers": "sending and receiving itself",
     "rest": "ranks that are late by turns, or wait for something else",
 }
+UNDIVIDED = "sending and receiving, or ranks that are late by turns"
+"""The rest where clocks cannot tell a transfer from waiting."""
 
 
 def pipeline_texts(told: Mapping[str, Any] | None) -> list[str]:
@@ -35,7 +37,8 @@ def pipeline_texts(told: Mapping[str, Any] | None) -> list[str]:
     )
     if bubble["excess"] < NOTABLE:
         return [first]
-    parts = [f"{_percent(bubble[name])} {what}" for name, what in PARTS.items() if bubble[name]]
+    named = PARTS if bubble["transfers"] is not None else {**PARTS, "rest": UNDIVIDED}
+    parts = [f"{_percent(bubble[name])} {what}" for name, what in named.items() if bubble[name]]
     return [first, f"{_percent(bubble['excess'])} beyond that: {', '.join(parts)}"]
 
 

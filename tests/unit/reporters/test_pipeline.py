@@ -68,6 +68,14 @@ def test_small_excess_is_not_told() -> None:
     assert "beyond that" not in lines(healthy(performance={"pipeline": near}))
 
 
+def test_without_comparable_clocks_the_rest_may_be_transfers() -> None:
+    bubble = {**PIPELINE["bubble"], "transfers": None, "rest": 0.03}
+
+    told = lines(healthy(performance={"pipeline": {**PIPELINE, "bubble": bubble}}))
+
+    assert "8.0 % stages of different length, 3.0 % sending and receiving, or ranks that are late by turns" in told
+
+
 @pytest.mark.parametrize("report", [healthy(performance={"pipeline": None}), healthy(performance={})])
 def test_without_a_pipeline_nothing_is_told(report: Report) -> None:
     assert "pipeline" not in lines(report)
