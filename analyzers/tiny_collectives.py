@@ -74,14 +74,13 @@ def analyze(run: Run) -> Iterator[Finding]:
 
 def _tiny(judged: Judged, kinds: pd.DataFrame) -> tuple[float, float, float] | None:
     """Return calls a step, the time they take, and the step's, where they are many, small and matter."""
-    steps = np.median([len(grid.steps) for grid in judged.roles])
-    ranks = sum(len(grid.ranks) for grid in judged.roles)
-    per_step = float(kinds["calls"].sum() / (steps * ranks))
+    rank_steps = len(judged.measured.ledger)  # those of the calls: logs with gaps have fewer that all ranks share
+    per_step = float(kinds["calls"].sum() / rank_steps)
     small = kinds["size_bytes"].astype("int64") < SMALL_BYTES
     if per_step < MANY or kinds.loc[small, "calls"].sum() < 0.5 * kinds["calls"].sum():
         return None
     moved = (kinds["exposed_ns"] - kinds["waiting_ns"])[small].sum()
-    spent, step = float(moved / (steps * ranks)), float(np.median(judged.roles[0].step_ns))
+    spent, step = float(moved / rank_steps), float(np.median(judged.roles[0].step_ns))
     return (per_step, spent, step) if spent >= MATTERS * step else None
 
 

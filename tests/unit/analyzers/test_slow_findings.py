@@ -556,6 +556,15 @@ def test_many_small_units_are_told_as_too_fine(tmp_path: Path) -> None:
     assert "50 FSDP units" in finding.summary
 
 
+def test_steps_that_one_log_lost_do_not_count_for_the_others(tmp_path: Path) -> None:
+    logs = wrapped(50, 8 << 10)
+    logs[1].records = [r for r in logs[1].records if not (isinstance(r, events.Step) and r.step in (4, 6))]
+
+    (finding,) = [each for each in told(logs, tmp_path).findings if each.name == "tiny-collectives"]
+
+    assert "50 collectives a step at train.py:9, half of them under 8 KiB, take 100 ms" in finding.summary
+
+
 @pytest.mark.parametrize("logs", [wrapped(10, 8 << 10), wrapped(50, 64 << 10)])
 def test_few_or_large_collectives_are_not_tiny(tmp_path: Path, logs: Logs) -> None:
     assert "tiny-collectives" not in [finding.name for finding in told(logs, tmp_path).findings]
