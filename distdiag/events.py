@@ -18,6 +18,14 @@ NUMBER_UNKNOWN = 0
 """Number of a call whose source does not tell it; c10d counts from 1."""
 GROUP_UNKNOWN = "unnamed"
 """Group of a call whose source does not tell it."""
+UNSIGNED = "unsigned"
+"""Imported: where of an error, or an end, whose rank is not known; it stands in the log of the first rank."""
+CONSEQUENCE = "consequence"
+"""Imported: where of an error whose rank is not known, and which others caused."""
+TELLING = "telling"
+"""Imported: where of a remark that jobs which go well do not print."""
+STUCK_WATCHDOG = "WatchdogStuck"
+"""Imported: type of what a watchdog says whose thread could not run."""
 
 MAX_RANKS = 1 << 20
 """A group that speaks of more is damaged; no job has so many."""
@@ -417,7 +425,8 @@ class Fault(Event, kw_only=True, tag="fault"):
 
     KEPT: ClassVar[bool] = True
     fault: str
-    """``exception``, ``out-of-memory``, ``signal`` or ``exit``; in imported logs also ``warning``."""
+    """``exception``, ``out-of-memory``, ``signal`` or ``exit``; in imported logs also ``warning``, and ``end`` of a
+    process that nothing names."""
     time_ns: int
     step: int = 0
     type: str | None = None
@@ -426,7 +435,7 @@ class Fault(Event, kw_only=True, tag="fault"):
     where: str | None = None
     """Exceptions: ``uncaught``, ``thread`` or ``raised`` (seen at construction, perhaps caught later).
     Exits: ``interpreter`` (orderly), ``os._exit`` or ``uninstall``; in imported logs ``launcher``, which saw the end.
-    There an ``unsigned`` error is one of a rank that nothing names, whatever log it stands in."""
+    There also ``unsigned``, ``consequence`` and ``telling``, as named above."""
     thread: str = "MainThread"
     path: int | None = None
     frames: Frames = []

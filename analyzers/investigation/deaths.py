@@ -11,6 +11,7 @@ from distdiag.analyzers.investigation.last_seen import LastSeen
 from distdiag.analyzers.investigation.lives import CONNECTION, SECOND_NS, TIMEOUT, End, Life
 from distdiag.analyzers.investigation.paths import Frames, location
 from distdiag.analyzers.investigation.rows import records
+from distdiag.events import UNSIGNED
 from distdiag.run import Run, user_frames
 
 SILENCE_NS = 5 * SECOND_NS
@@ -22,8 +23,6 @@ LONG_BLOCKED_NS = 5 * SECOND_NS
 PULSE_NS = 1 * SECOND_NS
 """A process that gives no pulse any more has been gone for up to so long."""
 OUT_OF_MEMORY = "out-of-memory"
-UNSIGNED = "unsigned"
-"""Where of an error in text that does not say whose it is."""
 ENDED = "end"
 """Fault of an imported text: a process that no rank is told of ended, as its launcher saw."""
 MEMORY_ERROR = re.compile(r"OutOfMemoryError|MemoryError|CUDA out of memory")

@@ -8,15 +8,11 @@ import pandas as pd
 
 from distdiag.analyzers._wording import named, verb
 from distdiag.analyzers.investigation.advice import advice_on
-from distdiag.analyzers.investigation.lives import STUCK_WATCHDOG
 from distdiag.analyzers.investigation.paths import location, short
 from distdiag.analyzers.investigation.rows import oldest
+from distdiag.events import CONSEQUENCE, STUCK_WATCHDOG, TELLING
 from distdiag.run import Run
 
-CONSEQUENCE = "consequence"
-"""Where of an error whose rank is not known, and which others caused."""
-TELLING = "telling"
-"""Where of a warning that jobs which go well do not print."""
 LONGEST = 200
 _SOURCE = re.compile(r"\[\S+\.(?:cc|cpp|h|hpp):\d+\] ")
 """Where in the library's own code an error came up; it says nothing to whoever reads of it."""

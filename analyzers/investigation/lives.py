@@ -12,6 +12,7 @@ import pandas as pd
 
 from distdiag.analyzers.investigation.rows import by_rank, records, text, whole
 from distdiag.analyzers.investigation.sources import recorded
+from distdiag.events import STUCK_WATCHDOG
 from distdiag.run import Run
 
 SECOND_NS = 1_000_000_000
@@ -21,8 +22,6 @@ LAUNCHER = "launcher"
 """Where of an exit that the process did not record itself."""
 NO_SPACE = "no-space"
 """Why a record is lost whose disk was full."""
-STUCK_WATCHDOG = "WatchdogStuck"
-"""Type under which it is recorded that a backend's own thread could not run."""
 FROZEN = "frozen"
 FATAL_SIGNALS = re.compile(r"SIG(?!TERM)[A-Z0-9]+")
 

@@ -7,14 +7,14 @@ import numpy as np
 import pandas as pd
 
 from distdiag.analyzers._wording import counted, named, seconds
-from distdiag.analyzers.investigation.deaths import ENDED, UNSIGNED
+from distdiag.analyzers.investigation.deaths import ENDED
 from distdiag.analyzers.investigation.issued import group_name, in_group
 from distdiag.analyzers.investigation.lives import CONNECTION, TIMEOUT
 from distdiag.analyzers.investigation.paths import location, short
 from distdiag.analyzers.investigation.sources import tells_steps, unheard
 from distdiag.analyzers.summary.performance import performance
 from distdiag.analyzers.summary.positions import newest_ns, positions
-from distdiag.events import NUMBER_UNKNOWN
+from distdiag.events import NUMBER_UNKNOWN, UNSIGNED
 from distdiag.findings import Position, Verdict
 from distdiag.run import Run
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from distdiag import events
+from distdiag.events import CONSEQUENCE, STUCK_WATCHDOG, TELLING, UNSIGNED
 from distdiag.importers._text.dumps import FAULTHANDLER, MAIN
 from distdiag.importers._text.facts import Ended, Frozen, Raised, Remark, Role, Signalled, Stacked, Torn, What
 from distdiag.importers._text.launchers import SIGTERM
@@ -20,13 +21,6 @@ ALONE_NS = 60 * SECOND_NS
 """A process that goes on to print for so long after an error of its own handled it."""
 ONCE_NS = 5 * SECOND_NS
 """Time in which a rank that failed may still be seen to come into one more wait."""
-UNSIGNED = "unsigned"
-"""Where of an error, or an end, whose rank is not known; it stands in the log of the first rank."""
-CONSEQUENCE = "consequence"
-"""Where of an error whose rank is not known, and which others caused."""
-TELLING = "telling"
-"""Where of a remark that jobs which go well do not print."""
-STUCK_WATCHDOG = "WatchdogStuck"
 SIGNALS = {6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 SHELL_SIGNAL = 128
 """What a shell adds to the number of a signal."""

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from distdiag import events
+from distdiag.events import UNSIGNED
 from distdiag.importers._contract import Imported
 from distdiag.importers._text.absences import tell_bars, tell_missed, tell_silence
-from distdiag.importers._text.endings import UNSIGNED, remarked, tell_consequences, tell_ends, tell_errors
+from distdiag.importers._text.endings import remarked, tell_consequences, tell_ends, tell_errors
 from distdiag.importers._text.normalise import Bar
 from distdiag.importers._text.owners import Told
 from distdiag.importers._text.records import RankRecords
