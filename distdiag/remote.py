@@ -145,7 +145,7 @@ class _Store:
         target.write_bytes(newest_part(head, tail))
 
     def _copy(self, source: Any, target: Path) -> None:
-        self._files.copyToLocalFile(False, source, self._path(target.as_uri()), True)
+        self._files.copyToLocalFile(False, source, self._path(f"file://{target}"), True)
 
     def _piece(self, source: Any, target: Path, start: int, count: int) -> bytes:
         piece = target.with_name(f".{target.name}.piece")

@@ -163,7 +163,7 @@ class SparkEngine(Engine):
     def _uri(self, file: Path) -> str:
         if self._here is not None and file.is_relative_to(self._here):
             return f"{self._there}/{file.relative_to(self._here).as_posix()}"
-        return file.resolve().as_uri()
+        return f"file://{file.resolve()}"  # Hadoop decodes nothing: no ``as_uri``
 
     def _table(self, rows: Any) -> ibis.Table:
         name = f"distdiag_{next(_VIEWS)}"

@@ -85,7 +85,8 @@ def _write(folder: Path, ranks: str, logs: Sequence[tuple[int, LogFile, int | No
             firsts = dict(database.execute(f"SELECT place, min(row) FROM {lines} GROUP BY place").fetchall())
             kinds = {kind for (kind,) in database.execute(f"SELECT DISTINCT kind FROM {lines}").fetchall()}
             for kind in sorted(kinds):
-                target = folder / f"kind={kind}" / f"ranks={ranks}"
+                # Readers make columns of these names: ``ranks`` would hide the members of groups.
+                target = folder / f"kind={kind}" / f"rank_range={ranks}"
                 target.mkdir(parents=True)
                 database.execute(
                     f"COPY ({_records(lines, kind, logs, firsts)}) TO {sql.text(str(target / 'records.parquet'))} "
