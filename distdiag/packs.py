@@ -1,7 +1,7 @@
 """Packed runs: logs as partitioned Parquet, and what a manifest says of the files that they were.
 
 A packed folder holds ``kind=<kind>/rank_range=<first>-<last>/records.parquet``. Columns are the fields of the kind,
-their defaults filled in, and before them ``file`` (position in the manifest), ``row`` (position of the line in that file)
+their defaults filled in, and before them ``file`` (position in the manifest), ``row`` (position of the line in it)
 and ``rank``. Kinds that are not a log's bulk have the line as it was recorded, too, as ``record``; ``kind=other``
 holds the lines that no kind claims, NULL where they are no JSON.
 """
