@@ -156,9 +156,9 @@ def test_answer_that_is_none_is_an_error_at_first_and_a_note_later(server: Serve
     assert [row.rank for row in scraped.snapshot().ranks] == [0]
 
 
-@pytest.mark.parametrize("address", [f"http://127.0.0.1:{free_port()}", "file:///etc", "nonsense"])
+@pytest.mark.parametrize("address", ["http://127.0.0.1:{port}", "file:///etc", "nonsense"])
 def test_address_at_which_nobody_answers_is_an_error_with_a_hint(address: str) -> None:
     with pytest.raises(DistdiagError) as raised:
-        Scraped(address).look(0.0)
+        Scraped(address.format(port=free_port())).look(0.0)
 
     assert raised.value.hint == "give the address of a Prometheus server"
