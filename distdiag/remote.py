@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from distdiag import events, importers
+from distdiag.engine.packs import MANIFEST
+from distdiag.engine.spark import SparkEngine, readable
 from distdiag.errors import DistdiagError
 from distdiag.journal.segments import place_of
-from distdiag.packs import MANIFEST
 from distdiag.run import Run
 from distdiag.run.window import HEAD_BYTES, LEAST_BYTES, WHOLE_BYTES, newest_part
-from distdiag.spark import SparkEngine, readable
 
 MAX_OTHER_BYTES = 1 << 30
 """Of all files that are no logs (dumps, output of training): more is not what a job says of its end."""

@@ -62,7 +62,8 @@ def analyze(
 
 
 def _load(logs: Path, engine: str) -> "Run":
-    from distdiag import importers, remote, spark
+    from distdiag import importers, remote
+    from distdiag.engine import spark
 
     uri = remote.uri_of(logs)
     if engine == _options.EMBEDDED:

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from distdiag import run
+from distdiag.engine.packs import Manifest, Told, manifest_of
 from distdiag.errors import DistdiagError
 from distdiag.importers import flight_recorder, op_tables, profiler, stacks, stderr
 from distdiag.importers._contract import Imported, Importer, Measured, TableImporter
 from distdiag.importers._merging import merged
 from distdiag.importers._sorting import Sorted, sorted_files
-from distdiag.packs import Manifest, Told, manifest_of
 from distdiag.run import Measurements, Quality, Run
 from distdiag.run.packing import Packed
 from distdiag.run.packing import pack as write

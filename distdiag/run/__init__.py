@@ -11,8 +11,8 @@ import pandas as pd
 
 from distdiag import events
 from distdiag.engine import FILE, Engine
+from distdiag.engine.packs import PackEngine, manifest_of
 from distdiag.errors import DistdiagError
-from distdiag.packs import PackEngine, manifest_of
 from distdiag.run.alive import alive
 from distdiag.run.calls import UNKNOWN
 from distdiag.run.content import Content, read

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from distdiag.engine.packs import Manifest, PackedFile, manifest_of
 from distdiag.errors import DistdiagError
 from distdiag.journal.segments import place_of, rank_of, segments_of
-from distdiag.packs import Manifest, PackedFile, manifest_of
 
 BLOCK_BYTES = 4096
 PROBES = 8

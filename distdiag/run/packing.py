@@ -9,10 +9,10 @@ from pathlib import Path
 import duckdb
 import msgspec
 
-from distdiag import events, sql
-from distdiag.engine import Engine, readable
+from distdiag import events
+from distdiag.engine import Engine, readable, sql
+from distdiag.engine.packs import BULK_KINDS, MANIFEST, OTHER, Manifest, PackedFile, Told
 from distdiag.errors import DistdiagError
-from distdiag.packs import BULK_KINDS, MANIFEST, OTHER, Manifest, PackedFile, Told
 from distdiag.run.launch import choose, header_line, moment_line, processes_of
 from distdiag.run.logfiles import LogFile, discover
 from distdiag.run.window import HEAD_BYTES, starts_of, window_bytes

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from distdiag import events
 from distdiag.engine import Engine
-from distdiag.packs import LEANED_ON, newest_of
+from distdiag.engine.packs import LEANED_ON, newest_of
 from distdiag.run.launch import Process
 from distdiag.run.logfiles import LogFile
 

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from distdiag import importers, remote
 from distdiag.analyzers import diagnose
 from distdiag.commands import analyze
+from distdiag.engine.spark import SparkEngine, session_of
 from distdiag.errors import DistdiagError
 from distdiag.reporters import json as json_reporter
 from distdiag.run import Run, window
-from distdiag.spark import SparkEngine, session_of
 from tests.benchmarks.performance_scale import Job, write
 from tests.logs import Logs
 

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from distdiag import importers
 from distdiag.analyzers import diagnose
 from distdiag.commands import pack
+from distdiag.engine.packs import MANIFEST
 from distdiag.errors import DistdiagError
-from distdiag.packs import MANIFEST
 from distdiag.reporters import json as json_reporter
 from distdiag.run import window
 from tests.logs import Logs

@@ -16,11 +16,11 @@ import ibis
 import msgspec
 import pandas as pd
 
-from distdiag import events, sql
-from distdiag.engine import Engine
+from distdiag import events
+from distdiag.engine import Engine, sql
+from distdiag.engine.packs import PackEngine, spans_of
+from distdiag.engine.sql import FILE
 from distdiag.errors import DistdiagError
-from distdiag.packs import PackEngine, spans_of
-from distdiag.sql import FILE
 
 LOCAL = "local[*]"
 """Master of a Spark that runs on this machine, on all its processors."""

@@ -15,9 +15,10 @@ import ibis
 import pandas as pd
 import pyarrow as pa
 
-from distdiag import events, sql
+from distdiag import events
+from distdiag.engine import sql
+from distdiag.engine.sql import FILE
 from distdiag.errors import DistdiagError
-from distdiag.sql import FILE
 
 __all__ = ["BULK", "FILE", "LINES_AT_ONCE", "Engine", "readable"]
 

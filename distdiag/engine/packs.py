@@ -13,8 +13,8 @@ from pathlib import Path
 import ibis
 import msgspec
 
-from distdiag import events, sql
-from distdiag.engine import BULK, FILE, LINES_AT_ONCE, Engine, readable
+from distdiag import events
+from distdiag.engine import BULK, FILE, LINES_AT_ONCE, Engine, readable, sql
 from distdiag.errors import DistdiagError
 
 MANIFEST = "distdiag-pack.json"
