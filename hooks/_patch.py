@@ -1,6 +1,5 @@
 """How hooks reach into other people's libraries: guarded, complete to undo, and only once they are loaded."""
 
-import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
@@ -27,11 +26,12 @@ class Observer(Protocol):
         """Run after the call with its result, or with the type of the exception it raised."""
 
 
-def observe(owner: Any, name: str, observer: Observer) -> Undo:
+def observe(owner: Any, name: str, observer: Observer, *, in_graphs: bool = False) -> Undo:
     """Wrap ``owner.name`` so that ``observer`` sees each call; return what takes the wrapper off again.
 
     The original is called exactly once; its result and its exceptions pass through untouched, and the
-    wrapper keeps no reference to either.
+    wrapper keeps no reference to either. ``in_graphs`` is for functions that belong into compiled graphs: there
+    the original stands, unseen, because a wrapper would break the graph.
     """
     original = getattr(owner, name)
     watching = guard(f"watch {name}")
@@ -54,15 +54,14 @@ def observe(owner: Any, name: str, observer: Observer) -> Undo:
         return result
 
     undo = replace(owner, name, observed)
-    if not isinstance(owner, ModuleType):
+    if not in_graphs:
         return undo
     return together([when_imported("torch._dynamo.decorators", partial(_trace_as, observed, original)), undo])
 
 
 def _trace_as(observed: Callable[..., Any], original: Callable[..., Any], decorators: ModuleType) -> Undo:
     """Let graphs that are compiled hold the original: a wrapper would break them, or forbid the whole of a graph."""
-    with contextlib.suppress(ValueError):  # there is a rule for its name, under which it now finds the wrapper
-        decorators.substitute_in_graph(observed, skip_signature_check=True)(original)
+    decorators.substitute_in_graph(observed, skip_signature_check=True)(original)
     return _keep_it  # once the wrapper is off, nobody looks for what stands for it
 
 

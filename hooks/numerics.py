@@ -190,7 +190,7 @@ class _Backward:
 def _watch_norm(numerics: Numerics, module: ModuleType) -> Undo:
     # Many import the clipping function itself by name; what it calls for the norm is looked up each time.
     name = "_get_total_norm" if hasattr(module, "_get_total_norm") else "clip_grad_norm_"
-    return observe(module, name, _Norm(numerics))
+    return observe(module, name, _Norm(numerics), in_graphs=True)
 
 
 class _Norm:
