@@ -12,7 +12,7 @@ from distdiag.analyzers.investigation.issued import called, group_name, in_group
 from distdiag.analyzers.investigation.lives import LAUNCHER
 from distdiag.analyzers.investigation.paths import location, short
 from distdiag.analyzers.investigation.queues import is_queued
-from distdiag.analyzers.investigation.sources import recorded, tells_steps
+from distdiag.analyzers.investigation.sources import recorded, tells_steps, unheard
 from distdiag.analyzers.investigation.whereabouts import BACKGROUND
 from distdiag.findings import Position
 from distdiag.run import Run
@@ -34,7 +34,9 @@ class _Act:
 
 
 def positions(run: Run) -> tuple[Position, ...]:
-    """Return where each rank with a log was last, in the order of ranks."""
+    """Return where each rank with a log was last, in the order of ranks; nothing where no rank is named at all."""
+    if unheard(run) >= set(run.ranks):
+        return ()
     places = _Places(run)
     return tuple(places.of(rank) for rank in run.ranks)
 

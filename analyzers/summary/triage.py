@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from distdiag.analyzers._wording import counted, named, seconds
+from distdiag.analyzers._wording import counted, named, seconds, verb
 from distdiag.analyzers.investigation.deaths import ENDED
 from distdiag.analyzers.investigation.issued import group_name, in_group
 from distdiag.analyzers.investigation.lives import CONNECTION, TIMEOUT
@@ -68,7 +68,7 @@ def _positions(found: Sequence[Position]) -> str:
         parts.append(f"{named(ranks)}: {place}, {completed}")
     if len(alike) > MOST_GROUPS:
         parts.append(f"{len(alike) - MOST_GROUPS} more places")
-    return "; ".join(parts)
+    return "; ".join(parts) or "these texts name no rank"
 
 
 def _earlier(run: Run) -> str:
@@ -162,7 +162,8 @@ def _smaller(run: Run, verdict: Verdict) -> str:
     site = f", and look at {short(verdict.site)}" if verdict.site else ""
     script = next((text for text in run.headers["script"] if isinstance(text, str)), "the script")
     return (
-        f"run {script} with {counted(len(ranks), 'rank')} that do what {named(ranks)} did{where}{until}{site}; "
+        f"run {script} with {counted(len(ranks), 'rank')} that {verb(ranks, 'does', 'do')} what {named(ranks)} did"
+        f"{where}{until}{site}; "
         "what depends on the data needs the same samples, what depends on the size of the world needs all ranks"
     )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from distdiag.analyzers import diagnose
+from distdiag.analyzers.summary.triage import POSITION
 from distdiag.errors import DistdiagError
 from distdiag.findings import Report, Verdict
 from distdiag.importers import load
@@ -433,6 +434,13 @@ def test_a_rank_of_which_nothing_is_told_is_not_said_to_run(tmp_path: Path) -> N
 
     assert report.verdict.culprits == (1,)
     assert {position.doing for position in report.positions if position.rank == 1} == {"not told"}
+
+
+def test_output_that_names_no_rank_shows_none(tmp_path: Path) -> None:
+    report = report_of(tmp_path, out.text(*out.traceback(f"RuntimeError: {RESET}", MAIN, rank=None)))
+
+    assert report.positions == ()
+    assert report.triage[POSITION] == "these texts name no rank"
 
 
 def test_ranks_that_print_nothing_are_not_said_to_lack_a_log(tmp_path: Path) -> None:
