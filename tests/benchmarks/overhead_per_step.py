@@ -30,8 +30,9 @@ from torch.nn.parallel import DistributedDataParallel
 import distdiag
 
 RANKS = 2
-WARM_UP_STEPS = 3
-"""After recording began: threads start, and what calls have in common is written once."""
+WARM_UP_STEPS = 6
+"""After recording began: threads start, what calls have in common is written once, and the replicas are compared in
+each of the first four steps, later in one of a hundred."""
 CALIBRATION_STEPS = 5
 BLOCK_SECONDS = 1.2
 """Longer than the second between two pulses, so that each recorded block holds one."""
