@@ -62,11 +62,7 @@ def observe(owner: Any, name: str, observer: Observer, *, in_graphs: bool = Fals
 def _trace_as(observed: Callable[..., Any], original: Callable[..., Any], decorators: ModuleType) -> Undo:
     """Let graphs that are compiled hold the original: a wrapper would break them, or forbid the whole of a graph."""
     decorators.substitute_in_graph(observed, skip_signature_check=True)(original)
-    return _keep_it  # once the wrapper is off, nobody looks for what stands for it
-
-
-def _keep_it() -> None:
-    """Undo nothing."""
+    return together(())  # once the wrapper is off, nobody looks for what stands for it
 
 
 def replace(owner: Any, name: str, substitute: Any) -> Undo:

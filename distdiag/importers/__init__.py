@@ -4,19 +4,18 @@ To add an importer, write a module with ``NAME``, ``recognises(path, head)`` and
 ``IMPORTERS`` if it reads records, in ``TABLES`` if it reads measurements.
 """
 
-import contextlib
 import dataclasses
-import gc
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from distdiag import run
 from distdiag.engine.packs import Manifest, Told, manifest_of
 from distdiag.errors import DistdiagError
 from distdiag.importers import flight_recorder, op_tables, profiler, stacks, stderr
+from distdiag.importers._collecting import without_collecting
 from distdiag.importers._contract import Imported, Importer, Measured, TableImporter
 from distdiag.importers._merging import merged
 from distdiag.importers._sorting import Sorted, sorted_files
@@ -43,7 +42,7 @@ def load(path: Path) -> Run:
         return _unpacked(path, manifest)
     files = sorted_files(path, IMPORTERS, TABLES)
     tables, notes = _measured(files)
-    with _uncollected():
+    with without_collecting():
         imported, unread = _read(files.foreign)
         notes = (*notes, *unread)
         if tables.rows and not files.own and not imported:
@@ -58,18 +57,6 @@ def load(path: Path) -> Run:
         collectives=tables.collectives,
         quality=_told(loaded.quality, files, tables, notes),
     )
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Collect no garbage: records make no cycles, and a search for them among millions takes as long as reading."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def pack(path: Path, folder: Path) -> tuple[Packed, tuple[str, ...]]:

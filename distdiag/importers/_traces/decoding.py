@@ -5,10 +5,8 @@ unreadable every event is tried by itself.
 """
 
 import contextlib
-import gc
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,18 +72,6 @@ _events = msgspec.json.Decoder(list[Event])
 _event = msgspec.json.Decoder(Event)
 _document = msgspec.json.Decoder(_Document)
 _facts = msgspec.json.Decoder(Facts)
-
-
-@contextlib.contextmanager
-def without_collecting() -> Iterator[None]:
-    """Leave garbage collection be: nothing here makes cycles, and a million objects take long to look through."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def decode_piece(text: bytes) -> tuple[list[Event], int]:
