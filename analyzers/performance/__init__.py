@@ -1,10 +1,12 @@
 """Where the time of the steps goes: the ledger, the waiting in collectives and its sources, computed once per run."""
 
+from __future__ import annotations
+
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import ibis
 import pandas as pd
 
 from distdiag.analyzers.performance.alignment import Alignment, align
@@ -15,6 +17,9 @@ from distdiag.analyzers.performance.rollups import MANY_CALLS, calls_per_step, r
 from distdiag.analyzers.performance.tables import Tables, clocks_in, steps_in_logs, tables_of
 from distdiag.analyzers.performance.waits import LONGEST_CHAIN, followed, sources_of, waits_of
 from distdiag.run import Run
+
+if TYPE_CHECKING:
+    import ibis
 
 NO_STEPS = "no whole training step was recorded; steps end with an optimizer's step, or with distdiag.step()"
 DEVICE_TIMES = "the host runs ahead of the device the ranks compute on, and these logs hold no device times"
@@ -148,7 +153,7 @@ def _ranks(run: Run, waits: ibis.Table, ledger: pd.DataFrame, *, rolled: bool) -
     return every.join(caused).join(total).fillna(0).astype("int64")
 
 
-def _at_their_source(run: Run, waits: ibis.Table) -> "pd.Series[int]":
+def _at_their_source(run: Run, waits: ibis.Table) -> pd.Series[int]:
     """Return the waiting by the rank that is its source."""
     links = run.engine.materialised(sources_of(waits))
     for _ in range(LONGEST_CHAIN - 1):

@@ -4,14 +4,19 @@ A collective ends at about the same moment on all members, so what a clock sees 
 hours clocks drift apart, by some tens of parts per million; a straight line per clock takes that away.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import ibis
 import numpy as np
 import pandas as pd
 
 from distdiag.engine import Engine
+
+if TYPE_CHECKING:
+    import ibis
 
 SAMPLED_COLLECTIVES = 4000
 WINDOWS = 12

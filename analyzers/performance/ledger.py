@@ -1,11 +1,20 @@
 """The step ledger: what each rank did with each of its steps, in parts that exclude one another and add up to it."""
 
-import ibis
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pandas as pd
 
 from distdiag.analyzers.performance.tables import LENGTH_FACTS, PHASES, TOKEN_FACTS
+from distdiag.deferred import deferred
 from distdiag.engine import Engine
+
+if TYPE_CHECKING:
+    import ibis
+else:
+    ibis = deferred("ibis")
 
 WARM_UP_STEPS = 2
 """First steps import, allocate and collect garbage; they say nothing about the pace."""

@@ -5,13 +5,22 @@ exceeds the least one of all members by is waiting; the rank with the least came
 applied to their sum: waiting that two ranks do for one another within a step cancels out, so it is a lower bound.
 """
 
-import ibis
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import pandas as pd
 
 from distdiag.analyzers.performance.tables import PHASES
 from distdiag.analyzers.performance.waits import first_of_least
+from distdiag.deferred import deferred
 from distdiag.run import Run
 from distdiag.run.identity import Interned, group_key
+
+if TYPE_CHECKING:
+    import ibis
+else:
+    ibis = deferred("ibis")
 
 MANY_CALLS = 100
 """Calls of a rank in a step, from which on their sums answer."""

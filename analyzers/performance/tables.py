@@ -1,17 +1,24 @@
 """Calls and steps of a run as tables: from its frames or, where those hold only the newest, from the whole logs."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import ibis
 import numpy as np
 import pandas as pd
 
+from distdiag.deferred import deferred
 from distdiag.events import unfolded
 from distdiag.run import Run
 from distdiag.run.clocks import Clock, clocks_of
+
+if TYPE_CHECKING:
+    import ibis
+else:
+    ibis = deferred("ibis")
 
 PHASES: Mapping[str, int] = {"data": 1, "forward": 2, "backward": 3, "optimizer": 4}
 """Codes of the phases that a step's record measures; 0 is whatever lies between them."""

@@ -5,10 +5,18 @@ Where they cannot, what its duration exceeds the shortest one by is waiting (dur
 member with the shortest came last. A message is a collective of its two sides.
 """
 
-import ibis
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from distdiag.analyzers.performance.tables import PHASES
+from distdiag.deferred import deferred
 from distdiag.events import MAX_RANKS
+
+if TYPE_CHECKING:
+    import ibis
+else:
+    ibis = deferred("ibis")
 
 PASSED_ON = 0.5
 """A late arrival is another rank's doing where waiting for that one made up at least this share of it."""

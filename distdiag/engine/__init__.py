@@ -1,5 +1,7 @@
 """The query engine: logs as Ibis tables on an embedded DuckDB, with the columns that the records declare."""
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 import shutil
@@ -8,17 +10,23 @@ import threading
 import weakref
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-import duckdb
-import ibis
-import pandas as pd
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from distdiag import events
+from distdiag.deferred import deferred
 from distdiag.engine import sql
 from distdiag.engine.sql import FILE
 from distdiag.errors import DistdiagError
+
+if TYPE_CHECKING:
+    import duckdb
+    import ibis
+    import pandas as pd
+    import pyarrow as pa
+else:
+    duckdb = deferred("duckdb")
+    ibis = deferred("ibis")
+    pa = deferred("pyarrow")
 
 __all__ = ["BULK", "FILE", "LINES_AT_ONCE", "Engine", "readable"]
 

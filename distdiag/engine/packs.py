@@ -6,16 +6,21 @@ and ``rank``. Kinds that are not a log's bulk have the line as it was recorded, 
 holds the lines that no kind claims, NULL where they are no JSON.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import ibis
 import msgspec
 
 from distdiag import events
 from distdiag.engine import BULK, FILE, LINES_AT_ONCE, Engine, readable, sql
 from distdiag.errors import DistdiagError
+
+if TYPE_CHECKING:
+    import ibis
 
 MANIFEST = "distdiag-pack.json"
 SCHEMA = "distdiag.pack/1"

@@ -1,16 +1,23 @@
 """How DuckDB reads logs: the texts of queries, and the columns that the records declare."""
 
+from __future__ import annotations
+
 import json
 import types
 import typing
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ibis
 import msgspec
 
 from distdiag import events
+from distdiag.deferred import deferred
+
+if TYPE_CHECKING:
+    import ibis
+else:
+    ibis = deferred("ibis")
 
 FILE = "file"
 """Column that every table has beside the record's own: position of the file in the list that was read."""

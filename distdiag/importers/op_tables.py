@@ -4,20 +4,28 @@ A worker is one data-parallel rank of one pipeline stage. Parquet and CSV are re
 world) come from the few ``key: value`` lines of a ``meta*.yaml`` beside the table.
 """
 
+from __future__ import annotations
+
 import functools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import duckdb
 import numpy as np
-import pandas as pd
 
+from distdiag.deferred import deferred
 from distdiag.errors import DistdiagError
 from distdiag.importers._contract import Measured
 from distdiag.run import OPERATION_COLUMNS, Measurements
 from distdiag.run.whole_steps import whole_steps
+
+if TYPE_CHECKING:
+    import duckdb
+    import pandas as pd
+else:
+    duckdb = deferred("duckdb")
+    pd = deferred("pandas")
 
 NAME = "operations"
 PARQUET = b"PAR1"

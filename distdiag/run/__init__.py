@@ -1,15 +1,16 @@
 """A directory of logs as a ``Run``: frames with declared columns on one clock, and what is wrong with the data."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import ibis
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from distdiag import events
+from distdiag.deferred import deferred
 from distdiag.engine import FILE, Engine
 from distdiag.engine.packs import PackEngine, manifest_of
 from distdiag.errors import DistdiagError
@@ -34,6 +35,12 @@ from distdiag.run.measurements import (
 from distdiag.run.quality import Quality
 from distdiag.run.saved import checkpoints_frame, no_checkpoints
 from distdiag.run.window import Part, parts_of, window_bytes
+
+if TYPE_CHECKING:
+    import ibis
+    import pandas as pd
+else:
+    ibis = deferred("ibis")
 
 __all__ = [
     "CALL_COLUMNS",

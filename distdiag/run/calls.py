@@ -1,17 +1,24 @@
 """Calls, their signatures and their ends, joined into one frame with vector operations only."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from distdiag import events
+from distdiag.deferred import deferred
 from distdiag.run.frames import CALL_COLUMNS, TIMES, Ranked, frame, objects
 from distdiag.run.identity import Groups, Paths
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = deferred("pandas")
 
 Integers = npt.NDArray[np.int64]
 Booleans = npt.NDArray[np.bool_]
@@ -184,11 +191,11 @@ def _looked_up(keys: Integers, values: Integers, wanted: Integers, missing: int)
     return np.where(keys[position] == wanted, values[position], missing)
 
 
-def _nullable(values: Integers, gaps: Booleans) -> "pd.arrays.IntegerArray":
+def _nullable(values: Integers, gaps: Booleans) -> pd.arrays.IntegerArray:
     return _no_integers(len(values)) if gaps.all() else pd.arrays.IntegerArray(values, gaps)
 
 
-def _no_integers(size: int) -> "pd.arrays.IntegerArray":
+def _no_integers(size: int) -> pd.arrays.IntegerArray:
     return pd.arrays.IntegerArray(_one(0, size), _one(True, size))
 
 

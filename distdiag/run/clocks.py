@@ -1,12 +1,20 @@
 """One clock for all ranks: what to add to each rank's monotonic clock to get the run's time."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
+from distdiag.deferred import deferred
 from distdiag.events import Header
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = deferred("pandas")
 
 SAME_CLOCK_NS = 1_000_000_000
 """Headers of one host whose pairs differ by more do not share a clock (containers, a host name used twice)."""

@@ -1,12 +1,14 @@
 """What the chosen parts of the logs hold: frames on one clock, with call sites and groups that compare."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from distdiag import events
 from distdiag.engine import Engine
@@ -19,6 +21,9 @@ from distdiag.run.identity import Groups, Interned, Paths, interned
 from distdiag.run.records import Records, decode_lines
 from distdiag.run.steps import merged_steps
 from distdiag.run.window import Part
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FRAMES: Mapping[str, type[events.Event]] = {
     "groups": events.Group,

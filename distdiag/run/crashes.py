@@ -1,13 +1,17 @@
 """What faulthandler wrote beside the logs when a process crashed, was told to stop, or froze."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from distdiag.run.frames import CRASH_COLUMNS, frame
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SIGNALS = {
     "Aborted": "SIGABRT",

@@ -1,16 +1,23 @@
 """Declared columns of a run's frames, and how records become frames."""
 
+from __future__ import annotations
+
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-import pandas as pd
 
 from distdiag import events
+from distdiag.deferred import deferred
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = deferred("pandas")
 
 TIMES = frozenset({"time_ns", "start_ns", "end_ns", "wait_start_ns", "arrive_ns"})
 """Columns that hold a moment, which frames give on the run's one clock; all other ``_ns`` are durations."""
@@ -136,7 +143,7 @@ def frozen(value: Any) -> Any:
     return tuple(value)
 
 
-def _series(values: Any, dtype: str) -> "pd.Series[Any]":
+def _series(values: Any, dtype: str) -> pd.Series[Any]:
     if dtype == "object":
         return pd.Series(values if isinstance(values, np.ndarray) else objects(values), dtype="object", copy=False)
     return pd.Series(values, dtype=dtype, copy=False)

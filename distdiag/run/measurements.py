@@ -1,13 +1,17 @@
 """What other tools measured: tables of operations and of profiled ranks, which are no records of a log."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from distdiag import events
 from distdiag.run.content import FRAMES
 from distdiag.run.frames import CALL_COLUMNS, CRASH_COLUMNS, columns_of, empty
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 OPERATION_COLUMNS: Mapping[str, str] = {
     "rank": "int64",

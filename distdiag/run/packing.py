@@ -1,21 +1,29 @@
 """Writes the logs of a directory as a packed run."""
 
+from __future__ import annotations
+
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import duckdb
 import msgspec
 
 from distdiag import events
+from distdiag.deferred import deferred
 from distdiag.engine import Engine, readable, sql
 from distdiag.engine.packs import BULK_KINDS, MANIFEST, OTHER, Manifest, PackedFile, Told
 from distdiag.errors import DistdiagError
 from distdiag.run.launch import choose, header_line, moment_line, processes_of
 from distdiag.run.logfiles import LogFile, discover
 from distdiag.run.window import HEAD_BYTES, starts_of, window_bytes
+
+if TYPE_CHECKING:
+    import duckdb
+else:
+    duckdb = deferred("duckdb")
 
 RANKS_TOGETHER = 64
 """Ranks in one file of a kind: few files for thousands of ranks, and some to leave out when only few are asked for."""

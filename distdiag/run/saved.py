@@ -1,14 +1,17 @@
 """The checkpoints that a run saved, and what verification has said of those that can be seen from here."""
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from distdiag.checkpoints.records import METADATA, Stamp, digest_of, read_stamp
 from distdiag.run.frames import empty, frame
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SAVES = ("checkpoint save", "checkpoint upload")
 """Phases in which a checkpoint is written."""

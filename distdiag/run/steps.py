@@ -1,8 +1,15 @@
 """Several records of one step as one row."""
 
-from typing import Any
+from __future__ import annotations
 
-import pandas as pd
+from typing import TYPE_CHECKING, Any
+
+from distdiag.deferred import deferred
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = deferred("pandas")
 
 
 def merged_steps(steps: pd.DataFrame) -> pd.DataFrame:
@@ -21,7 +28,7 @@ def merged_steps(steps: pd.DataFrame) -> pd.DataFrame:
     return both.sort_values(["rank", "step"], kind="stable", ignore_index=True)
 
 
-def _united(values: "pd.Series[Any]") -> dict[str, Any]:
+def _united(values: pd.Series[Any]) -> dict[str, Any]:
     united: dict[str, Any] = {}
     for value in values:
         united.update(value)

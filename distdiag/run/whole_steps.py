@@ -1,10 +1,19 @@
 """Which steps of a table of operations are whole: only those can be compared and simulated."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
+
+from distdiag.deferred import deferred
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = deferred("pandas")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -15,10 +15,12 @@ compared, messages whose two sides were there are exposed transfers. The rest is
 lengths, ranks that are late by turns, loading data at the first stage.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import ibis
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -28,6 +30,9 @@ from distdiag.analyzers.performance.pipeline.schedule import Schedule
 from distdiag.analyzers.performance.pipeline.stages import Layout
 from distdiag.analyzers.performance.tables import RECEIVES
 from distdiag.engine import Engine
+
+if TYPE_CHECKING:
+    import ibis
 
 MESSAGES = ("send", "isend", *RECEIVES)
 ACROSS, MESSAGE = 1, 2

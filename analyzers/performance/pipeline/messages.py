@@ -3,14 +3,22 @@
 Only the order in which a rank issued its own calls is used, so neither clocks nor device times matter.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import ibis
 import pandas as pd
 
 from distdiag.analyzers.performance.tables import RECEIVES
+from distdiag.deferred import deferred
 from distdiag.run import Run
+
+if TYPE_CHECKING:
+    import ibis
+else:
+    ibis = deferred("ibis")
 
 Pair = tuple[int, int]
 """A rank, and the one it exchanges messages with."""
