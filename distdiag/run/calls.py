@@ -90,17 +90,27 @@ def signatures_of(ranked: Sequence[Ranked], paths: Paths, groups: Groups) -> Sig
     """Return the signatures of all ranks with their paths and groups made comparable."""
     known = [(item.rank, item.record) for item in ranked if isinstance(item.record, events.Signature)]
     keys = _keys(_integers(rank for rank, _ in known), _integers(record.signature for _, record in known))
-    order = np.argsort(keys, kind="stable")
-    rows = [*known, (_NOBODY, _NO_SIGNATURE)]
-    members = [groups.of(rank, record.group) for rank, record in rows]
-    columns = {name: objects(getattr(record, name) for _, record in rows) for name in _NO_SIGNATURE.__struct_fields__}
+    members = [groups.of(rank, record.group) for rank, record in known]
+    places = [paths.id_of(rank, record.path) for rank, record in known]
+    # Ranks share most of their records, and then a row will do for all of them.
+    distinct: dict[tuple[int, int, int], int] = {}
+    row_of = _integers(
+        distinct.setdefault((id(record), place, id(membership)), len(distinct))
+        for (_, record), place, membership in zip(known, places, members, strict=True)
+    )
+    firsts = np.unique(row_of, return_index=True)[1].tolist()
+    lost = groups.of(_NOBODY, UNKNOWN)
+    records = [*(known[first][1] for first in firsts), _NO_SIGNATURE]
+    of_rows = [*(members[first] for first in firsts), lost]
+    columns = {name: objects(getattr(record, name) for record in records) for name in _NO_SIGNATURE.__struct_fields__}
     columns |= {
-        "path": objects(paths.id_of(rank, record.path) for rank, record in rows),
-        "members": objects(membership.members for membership in members),
-        "group_key": objects(membership.key for membership in members),
-        "numel": objects(sum(math.prod(shape) for shape in record.shapes) for _, record in rows),
+        "path": objects([*(places[first] for first in firsts), paths.id_of(_NOBODY, _NO_SIGNATURE.path)]),
+        "members": objects(membership.members for membership in of_rows),
+        "group_key": objects(membership.key for membership in of_rows),
+        "numel": objects(sum(math.prod(shape) for shape in record.shapes) for record in records),
     }
-    return Signatures(keys=keys[order], rows=order.astype(np.int64), columns=columns)
+    order = np.argsort(keys, kind="stable")
+    return Signatures(keys=keys[order], rows=row_of[order], columns=columns)
 
 
 def calls_frame(calls: Columns, dones: Columns, signatures: Signatures) -> pd.DataFrame:

@@ -129,9 +129,10 @@ def frame_of(
     return frame(columns, values)
 
 
-def objects(values: Iterable[Any]) -> "np.ndarray[Any, np.dtype[np.object_]]":
+def objects(values: Iterable[Any]) -> np.ndarray[Any, np.dtype[np.object_]]:
     """Return an array of the values as they are; lists become tuples, so that they compare and cannot change."""
-    return np.fromiter((frozen(value) for value in values), dtype=np.object_)
+    given = list(values)
+    return np.fromiter(map(frozen, given) if list in set(map(type, given)) else given, dtype=np.object_)
 
 
 def frozen(value: Any) -> Any:
