@@ -85,8 +85,8 @@ def _finding(
         op=op,
         cause="link",
         evidence=(
-            f"{size / (1 << 20):.1f} MiB each: {moved / took_ns:.2f} GB/s bus bandwidth against "
-            f"{moved / usual_ns:.2f} GB/s of {counted(peers, 'other group')}",
+            f"{size / (1 << 20):.1f} MiB each: {_pace(moved / took_ns)} bus bandwidth against "
+            f"{_pace(moved / usual_ns)} of {counted(peers, 'other group')}",
             data_in_words(run),
         ),
         action=(
@@ -96,3 +96,7 @@ def _finding(
             "place the group on other hosts; keep tensor-parallel groups inside one host",
         ),
     )
+
+
+def _pace(bytes_per_ns: float) -> str:
+    return f"{bytes_per_ns:.2f} GB/s" if bytes_per_ns >= 1 else f"{1000 * bytes_per_ns:.0f} MB/s"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from distdiag.analyzers.investigation import investigate
 from distdiag.analyzers.performance import Measured, measure
+from distdiag.analyzers.slowness.experts import arrivals_in
 from distdiag.analyzers.slowness.grid import Grid, grid_of
 from distdiag.analyzers.slowness.laggards import Laggard, laggards_in
 from distdiag.analyzers.slowness.lengths import Imbalance, imbalance_in
@@ -55,7 +56,7 @@ def _judge(run: Run) -> Judged:
         return Judged(measured=measured, roles=(), laggards=(), imbalances=())
     grids = [grid_of(measured.ledger, set(role) & set(measured.ledger["rank"])) for role in roles_of(run)]
     roles = tuple(grid for grid in grids if grid is not None)
-    imbalances = {grid.ranks: imbalance_in(grid) for grid in roles}
+    imbalances = {grid.ranks: imbalance_in(grid, arrivals_in(run, grid)) for grid in roles}
     laggards = [
         (_cause(laggard), laggard)
         for grid in roles

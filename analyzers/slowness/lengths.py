@@ -2,13 +2,16 @@
 
 Work on a sequence grows with its length and, in attention, with its square: the own time of a rank's step is fitted as
 ``a + b * sum(length) + c * sum(length ** 2)``. Steps differ for many reasons that all ranks share, so what is fitted is
-how a rank differs from the others in the same step.
+how a rank differs from the others in the same step. Where experts are spread over ranks, a rank's tokens are those that
+its experts get.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
+from distdiag.analyzers.slowness.experts import Arrivals
 from distdiag.analyzers.slowness.grid import Grid, Numbers
 
 EXPLAINS = 0.8
@@ -17,6 +20,9 @@ MATTERS = 0.1
 """Share of the steps' time that everybody waits for the slowest: less is not worth a change."""
 LEAST_NS = 5e6
 ENOUGH_STEPS = 10
+MORE_THAN_ALL = 1.5
+"""Work in proportion to tokens takes no more than all of the time; a fit by which it would take so many times that much
+has only found that the rank with a few more tokens is slow for another reason."""
 ALIKE = 0.9
 """Correlation of forward and backward from which unequal work is likely where nobody told the lengths."""
 UNEVEN = 0.1
@@ -40,6 +46,8 @@ class Imbalance:
     steps: int
     slowest: tuple[tuple[int, int], ...]
     """Rank, and the number of steps in which it was the slowest, most first."""
+    routed: Arrivals | None = None
+    """The exchange that brings the tokens, where they are those of experts."""
 
 
 def lost_in(grid: Grid) -> Numbers:
@@ -48,8 +56,11 @@ def lost_in(grid: Grid) -> Numbers:
     return np.asarray(own.max(axis=0) - np.median(own, axis=0), dtype=float)
 
 
-def imbalance_in(grid: Grid) -> Imbalance | None:
-    """Return the imbalance among ranks of one role, None where there is none or nothing explains it."""
+def imbalance_in(grid: Grid, arrivals: Iterable[Arrivals] = ()) -> Imbalance | None:
+    """Return the imbalance among ranks of one role, None where there is none or nothing explains it.
+
+    ``arrivals`` are asked for where what was told of tokens and lengths does not explain it.
+    """
     if len(grid.ranks) < 2 or len(grid.steps) < ENOUGH_STEPS:
         return None
     lost = lost_in(grid)
@@ -57,9 +68,20 @@ def imbalance_in(grid: Grid) -> Imbalance | None:
         return None
     columns = [grid[name] for name in ("length", "length_squared") if not np.isnan(grid[name]).any()]
     columns = columns or [grid[name] for name in ("tokens",) if not np.isnan(grid[name]).any()]
-    explained = _fitted(grid["own_ns"], columns) if columns else _alike(grid)
-    if explained is None or explained < (EXPLAINS if columns else ALIKE):
-        return None
+    explained = _fitted(grid["own_ns"], columns) if columns else None
+    if explained is not None and explained >= EXPLAINS:
+        return _imbalance(grid, lost, explained, columns)
+    fits = [(fit, routed) for routed in arrivals if (fit := _in_proportion(grid["own_ns"], routed.rows)) is not None]
+    best, routed = max(fits, key=lambda each: each[0], default=(0.0, None))
+    if routed is not None and best >= EXPLAINS:
+        return _imbalance(grid, lost, best, [routed.rows], routed)
+    alike = None if columns else _alike(grid)
+    return _imbalance(grid, lost, alike, []) if alike is not None and alike >= ALIKE else None
+
+
+def _imbalance(
+    grid: Grid, lost: Numbers, explained: float, columns: list[Numbers], routed: Arrivals | None = None
+) -> Imbalance:
     winners, counts = np.unique(grid["own_ns"].argmax(axis=0), return_counts=True)
     ranked = sorted(zip(winners.tolist(), counts.tolist(), strict=True), key=lambda each: (-each[1], each[0]))
     return Imbalance(
@@ -71,7 +93,17 @@ def imbalance_in(grid: Grid) -> Imbalance | None:
         step_ns=float(grid.step_ns.mean()),
         steps=len(grid.steps),
         slowest=tuple((grid.ranks[row], count) for row, count in ranked),
+        routed=routed,
     )
+
+
+def _in_proportion(own: Numbers, rows: Numbers) -> float | None:
+    """Return what numbers of tokens explain, None where the ranks differ by more than these can make them differ."""
+    target, feature = own - own.mean(axis=0), rows - rows.mean(axis=0)
+    if not feature.any():
+        return None
+    slope = float((target * feature).sum() / np.square(feature).sum())
+    return _fitted(own, [rows]) if slope * rows.mean() <= MORE_THAN_ALL * own.mean() else None
 
 
 def _fitted(own: Numbers, columns: list[Numbers]) -> float | None:

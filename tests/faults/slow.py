@@ -1,17 +1,21 @@
-"""Programs that train slowly: one rank, all ranks, another rank each step; and busy ones that are well."""
+"""Programs that train slowly: one rank, all ranks, another rank each step, a link; and busy ones that are well."""
 
 import gc
 import os
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.nn import functional as exchanged
 from torch.utils.data import DataLoader, Dataset
 
 import distdiag
-from tests.faults.job import RANK, start
+from tests.faults.hosts import move_to_own_host
+from tests.faults.job import RANK, WORLD, start, summed
 
 STEPS = 40
 BRIEF, LONG = 0.01, 0.05
@@ -63,9 +67,9 @@ class Reads(Dataset[torch.Tensor]):
         return torch.randn(8)
 
 
-def trained(model: Model, batches: Any) -> Iterator[int]:
+def trained(model: Model, batches: Any, replicas: dist.ProcessGroup | None = None) -> Iterator[int]:
     """Train on batches; yield after each step."""
-    network = nn.parallel.DistributedDataParallel(model)
+    network = nn.parallel.DistributedDataParallel(model, process_group=replicas)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
     for number, batch in enumerate(batches):
         optimizer.zero_grad()
@@ -107,6 +111,85 @@ def one_saves() -> None:
         if number % 5 == 4 and RANK == 0:
             with distdiag.phase("save checkpoint"):
                 time.sleep(3 * LONG)  # ROOT
+
+
+def last_stage() -> None:
+    """The last stage of a pipeline takes 1.6 times as long as the others."""
+    os.environ.update(HEAVY="1.6", MICROBATCHES="8", FORWARD="0.008", BACKWARD="0.016")
+    from tests.faults.pipelines import one_forward_one_backward
+
+    one_forward_one_backward()
+
+
+# ---- a link ---------------------------------------------------------------------------------------------------------
+OF_SLOW_LINK = WORLD - 1
+"""The rank whose host has a slow cable."""
+SLOW_MEGABITS = 200
+
+
+def slow_link() -> None:
+    """A model has replicas on pairs of hosts, and nobody is late: the gradients of one pair take long."""
+    pairs = [dist.new_group([first, first + 1]) for first in range(0, WORLD, 2)]
+    model = Model(512)
+    model.forward_seconds = BRIEF
+    for _ in trained(model, same(512), pairs[RANK // 2]):
+        summed(1)
+
+
+# ---- experts --------------------------------------------------------------------------------------------------------
+TOKENS = 64
+"""Of each rank in each step."""
+TOKEN_SECONDS = 0.0004
+"""What an expert takes for one token, forward and backward each."""
+PREFERRED = 4.0
+"""How many times as often as the others the gate chooses the preferred expert."""
+
+
+def routed(tokens: torch.Tensor, to: list[int], arriving: list[int]) -> torch.Tensor:
+    """Exchange tokens between experts; gradients go the way back."""
+    exchange: Any = exchanged.all_to_all_single
+    result: torch.Tensor = exchange(tokens.new_empty(sum(arriving), tokens.shape[1]), tokens, arriving, to)
+    return result
+
+
+def experts(preferred: Iterator[int], times: float = PREFERRED) -> None:
+    """Each rank holds an expert, to which all ranks send the tokens that their gate chooses it for."""
+    torch.manual_seed(RANK)
+    gate, expert = nn.Linear(8, 8), nn.Linear(8, 8)
+    optimizer = torch.optim.SGD([*gate.parameters(), *expert.parameters()], lr=0.01)
+    slept: Any = Sleeping
+    for chosen in preferred:
+        time.sleep(BRIEF)
+        weights = torch.ones(WORLD)
+        weights[chosen] = times
+        counts = torch.multinomial(weights, TOKENS, replacement=True).bincount(minlength=WORLD)
+        arriving = torch.empty_like(counts)
+        dist.all_to_all_single(arriving, counts)
+        to, arrived = counts.tolist(), arriving.tolist()
+        seconds = TOKEN_SECONDS * sum(arrived)
+        tokens = routed(gate(torch.randn(TOKENS, 8)), to, arrived)
+        time.sleep(seconds)
+        output: Any = routed(slept.apply(expert(tokens), seconds), arrived, to)
+        output.pow(2).mean().backward()
+        for parameter in gate.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def uneven_experts() -> None:
+    """The gate prefers one expert."""
+    experts(iter([2] * STEPS))
+
+
+def moving_experts() -> None:
+    """The gate prefers another expert in each step."""
+    experts(number * 7 // 3 % WORLD for number in range(STEPS))
+
+
+def healthy_experts() -> None:
+    """The gate treats all alike, as far as chance does."""
+    experts(iter([2] * STEPS), times=1.0)
 
 
 # ---- all ranks ------------------------------------------------------------------------------------------------------
@@ -190,4 +273,6 @@ def every_other_step() -> None:
 PARTS = ("data", "forward", "backward", "optimizer", "checkpoint", "other")
 
 if __name__ == "__main__":
+    if sys.argv[1] == "slow_link":
+        move_to_own_host(RANK, WORLD, slow=OF_SLOW_LINK, megabits=SLOW_MEGABITS)
     start(globals())

@@ -372,6 +372,47 @@ def test_without_lengths_forward_and_backward_that_grow_together_say_it(tmp_path
     assert "lengths were not told" in finding.evidence[0]
 
 
+def routing(tokens: Callable[[int, int], int]) -> Callable[[Any, int], None]:
+    """Let a router send so many tokens to the expert of each rank."""
+
+    def exchanged(rank: Any, step: int) -> None:
+        to, arriving = [tokens(each, step) // 4 for each in range(4)], [tokens(rank.rank, step) // 4] * 4
+        splits = {"input_splits": to, "output_splits": arriving}
+        rank.call("all_to_all_single", "moe.py:7 dispatch", seconds=0.0, **splits)
+
+    return exchanged
+
+
+def popular(rank: int, step: int) -> int:
+    return 400 if rank == 2 else 96 + 4 * ((rank * 7 + step * 3) % 5)
+
+
+def by_turns(rank: int, step: int) -> int:
+    return 400 if rank == step % 4 else 96 + 4 * ((rank * 7 + step * 3) % 5)
+
+
+@pytest.mark.parametrize(("tokens", "culprits"), [(popular, (2,)), (by_turns, ())])
+def test_experts_with_more_tokens_are_no_slow_ranks(
+    tmp_path: Path, tokens: Callable[[int, int], int], culprits: tuple[int, ...]
+) -> None:
+    logs = trained(
+        lambda rank, step: {**steady(rank, step), "forward": 1e-4 * tokens(rank, step - 1)}, after=routing(tokens)
+    )
+
+    finding = the_finding(logs, tmp_path)
+
+    assert (finding.name, finding.culprits, finding.cause) == ("token-imbalance", culprits, "experts")
+    assert (finding.op, finding.site) == ("all_to_all_single", "moe.py:7")
+    assert "2.2x as many as the average rank has" in finding.summary
+    assert "400 tokens a step on the rank with the most, 178 on average" in finding.evidence
+
+
+def test_a_few_more_tokens_do_not_excuse_a_rank_that_is_much_slower(tmp_path: Path) -> None:
+    logs = trained(one(2, "forward", 0.06), after=routing(lambda rank, step: 104 if rank == 2 else 100))
+
+    assert the_finding(logs, tmp_path).name == "compute-straggler"
+
+
 # ---- pauses ---------------------------------------------------------------------------------------------------------
 def pausing(
     kind: type[events.Event], ranks: tuple[int, ...], *, every: int, seconds: float
