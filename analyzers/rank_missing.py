@@ -15,7 +15,7 @@ What to do
     A longer timeout does not help: nobody else is late.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from distdiag.analyzers._wording import named, seconds, verb
 from distdiag.analyzers.investigation import investigate
@@ -29,6 +29,8 @@ from distdiag.run import Run
 
 CODE = "DD301"
 NAME = "rank-missing"
+MAX_TOLD = 3
+"""So many different places of absent ranks make a sentence that can still be read."""
 ADVICE = {
     "data-loading": "look at the batch that {who} loads, and at the file system that it is read from",
     "checkpoint": "look at the storage that {who} writes its checkpoint to: every rank has to finish or none",
@@ -50,13 +52,20 @@ def analyze(run: Run) -> Iterator[Finding]:
 def _summary(incident: Incident, absence: Absence) -> str:
     who = named(incident.culprits)
     if absence.places:
-        where = _where(incident, absence.places[0], absence)
+        where = "; ".join(_where(incident, place, absence) for place in _one_of_each_cause(absence.places))
     else:
         where = f"{verb(incident.culprits, 'It', 'They')} left no log at all"
     never = "never entered"
     if absence.wait.kind is WaitKind.POINT_TO_POINT:
         never = "never posted the other side of"
     return f"{who} {never} {incident.operation}{incident.at_step}\n{where}; {waiting(incident, absence)}."
+
+
+def _one_of_each_cause(places: Sequence[Whereabouts]) -> Sequence[Whereabouts]:
+    first: dict[str, Whereabouts] = {}
+    for place in places:
+        first.setdefault(place.cause, place)
+    return list(first.values())[:MAX_TOLD]
 
 
 def _where(incident: Incident, place: Whereabouts, absence: Absence) -> str:
@@ -69,9 +78,28 @@ def _where(incident: Incident, place: Whereabouts, absence: Absence) -> str:
 
 
 def _action(incident: Incident) -> tuple[str, ...]:
-    who = named(incident.culprits)
+    who = named(_of_first_cause(incident))
     advice = ADVICE.get(incident.cause or "", "look at the stacks of {who}: py-spy dump on its host")
     start = () if incident.site is None else (f"look at {incident.site} on {who}",)
     if isinstance(incident.basis, Absence) and not incident.basis.places:
         return (f"check that the launcher started {who}, and with the same master address",)
-    return (*start, advice.format(who=who), "raising the timeout will not help: nobody else is late")
+    return (
+        *start,
+        *_elsewhere(incident),
+        advice.format(who=who),
+        "raising the timeout will not help: nobody else is late",
+    )
+
+
+def _of_first_cause(incident: Incident) -> tuple[int, ...]:
+    """Return the culprits that are absent for the reason that the advice is about."""
+    places = incident.basis.places if isinstance(incident.basis, Absence) else ()
+    others = {place.rank for place in places if place.cause != places[0].cause}
+    return tuple(rank for rank in incident.culprits if rank not in others)
+
+
+def _elsewhere(incident: Incident) -> tuple[str, ...]:
+    """Return where to look for those that are absent for other reasons."""
+    places = incident.basis.places if isinstance(incident.basis, Absence) else ()
+    further = [place for place in _one_of_each_cause(places)[1:] if place.site is not None]
+    return tuple(f"look at {place.site} on rank {place.rank} too" for place in further)

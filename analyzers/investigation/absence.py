@@ -15,7 +15,7 @@ from distdiag.analyzers.investigation.whereabouts import Whereabouts, whereabout
 
 RANK_MISSING = "rank-missing"
 LATE_RANK = "late-rank"
-EXITED = "exited"
+EXITED, UNKNOWN = "exited", "unknown"
 MAX_PLACES = 64
 """So many ranks are looked at one by one; that more are absent each for a reason of its own is not believable."""
 
@@ -36,21 +36,29 @@ class _Absent:
 
     @property
     def cause(self) -> str:
-        return "unknown" if self.place is None else self.place.cause
+        return UNKNOWN if self.place is None else self.place.cause
 
 
 def absences(scene: Scene, sinks: Iterable[int]) -> Iterator[Incident]:
-    """Yield one incident for all ranks that are absent for the same reason."""
+    """Yield one incident for all ranks that one operation lacks, or that are absent for the same reason."""
     absent = [_look_at(scene, rank, closely=n < MAX_PLACES) for n, rank in enumerate(sorted(sinks))]
     surplus = _surplus(scene, absent)
     if surplus is not None:
         yield surplus
         return
-    alike: dict[tuple[str, str], list[_Absent]] = {}
+    together: list[list[_Absent]] = []
     for each in absent:
-        alike.setdefault((each.name, each.cause), []).append(each)
-    for same in alike.values():
-        yield _absence(scene, same)
+        group = next((group for group in together if _belongs(each, group)), None)
+        if group is None:
+            together.append([each])
+        else:
+            group.append(each)
+    for group in together:
+        yield _absence(scene, group)
+
+
+def _belongs(absent: _Absent, group: Sequence[_Absent]) -> bool:
+    return any(absent.name == each.name and (absent.wait == each.wait or absent.cause == each.cause) for each in group)
 
 
 def _look_at(scene: Scene, rank: int, *, closely: bool) -> _Absent:
@@ -74,7 +82,7 @@ def _arrival(scene: Scene, wait: Wait, rank: int) -> int | None:
 def _absence(scene: Scene, absent: Sequence[_Absent]) -> Incident:
     culprits = tuple(each.rank for each in absent)
     wait = _nearest(scene.waits, frozenset(culprits))
-    places = tuple(each.place for each in absent if each.place is not None)
+    places = _most_telling_first([each.place for each in absent if each.place is not None])
     arrivals = [each.arrived_ns for each in absent if each.arrived_ns is not None]
     sites = scene.sites_of([wait]) | {place.rank: place.site for place in places if place.site is not None}
     basis = Absence(
@@ -92,9 +100,14 @@ def _absence(scene: Scene, absent: Sequence[_Absent]) -> Incident:
         step=places[0].step if places else None,
         site=places[0].site if places else None,
         sites=sites,
-        cause=absent[0].cause,
+        cause=places[0].cause if places else absent[0].cause,
         evidence=tuple(said for place in places[:3] if place.told for said in _evidence(scene, place, wait)),
     )
+
+
+def _most_telling_first(places: Sequence[Whereabouts]) -> tuple[Whereabouts, ...]:
+    """Return places, those with a cause before those without one: the first of them speaks for all."""
+    return tuple(sorted(places, key=lambda place: place.cause == UNKNOWN))
 
 
 def _nearest(waits: Iterable[Wait], culprits: frozenset[int]) -> Wait:

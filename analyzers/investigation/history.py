@@ -10,7 +10,8 @@ from distdiag.analyzers.investigation.loops import Labels, Progress
 def kind_of(d: Divergence, labels: Labels) -> Kind:
     """Return whether the odd ranks issued a call too many or left one out; ``INSTEAD`` where it could be either."""
     if d.kind is not None and d.kind is not Kind.INSTEAD:
-        return d.kind  # both sides went on, and their calls line up again
+        # Both sides went on, and their calls line up again.
+        return Kind.INSTEAD if d.kind is Kind.LEFT_OUT and _only_repeats(d) else d.kind
     if d.made is None:
         return Kind.LEFT_OUT
     if d.expected is None:
@@ -23,6 +24,18 @@ def kind_of(d: Divergence, labels: Labels) -> Kind:
     if to_others:
         return _one_side_is_in_its_loop(inside=labels.at(d.made), outside=labels.at(d.expected), if_done=Kind.EXTRA)
     return Kind.INSTEAD
+
+
+def _only_repeats(d: Divergence) -> bool:
+    """Return whether all that the odd ranks did since is what they had done just before, in the same pass.
+
+    Then they may have gone on in a loop that the others left, as well as left out what the others did after it.
+    """
+    tokens, labels, position = d.stream.tokens, d.stream.labels, d.where.odd
+    if not 0 < position < len(tokens) or d.reference.tokens[d.where.reference] == tokens[position]:
+        return False
+    same_pass = not labels or labels[position] == labels[position - 1]
+    return same_pass and all(token == tokens[position - 1] for token in tokens[position:])
 
 
 def _one_side_is_in_its_loop(*, inside: Progress, outside: Progress, if_done: Kind) -> Kind:
@@ -62,6 +75,8 @@ def _in_every_pass(stream: Stream, position: int) -> bool:
 
 def _sooner_round(d: Divergence) -> Kind:
     """Return the simpler of two stories: skipping ahead to a call, or repeating one; at a tie, skipping."""
+    if _only_repeats(d):
+        return Kind.INSTEAD
     ours, theirs = d.reference.tokens[d.where.reference], d.stream.tokens[d.where.odd]
     skipped = _distance(d.reference.tokens[: d.where.reference], ours, theirs)
     repeated = _distance(d.stream.tokens[: d.where.odd], theirs, ours)

@@ -43,11 +43,13 @@ class Labels:
         self._has_steps = not run.steps.empty
 
     def of(self, rows: pd.DataFrame) -> Sequence[tuple[int, int]]:
-        """Return (batches, forwards) of calls of one rank."""
+        """Return (batches, forwards) of calls of one rank; steps stand for forwards where no rank's are known."""
         if rows.empty:
             return ()
         rank = int(rows["rank"].iloc[0])
         taken = np.searchsorted(self._batches.get(rank, np.zeros(0)), rows["start_ns"].to_numpy())
+        if not self._forwards.any:
+            return list(zip(taken.tolist(), rows["step"].tolist(), strict=True))
         begun = [
             self._forwards.at(rank, step, forwards)
             for step, forwards in zip(rows["step"].tolist(), rows["forwards"].tolist(), strict=True)
@@ -93,6 +95,8 @@ class _Counter:
         before = per_step.groupby("rank").cumsum() - per_step
         self._before = {key: int(value) for key, value in before.items()}
         self._totals = by_rank(per_step.groupby("rank").sum())
+        self.any = any(self._totals.values())
+        """Whether it was counted at all, on any rank."""
 
     def at(self, rank: int, step: int, within: int) -> int:
         return self._before.get((rank, step), 0) + within

@@ -57,7 +57,9 @@ def _threads_race(d: Divergence) -> bool:
 def _by_place(d: Divergence) -> Named | None:
     """Return the name of one call in the place of another."""
     expected, made = d.expected, d.made
-    if expected is None or made is None or d.kind in (Kind.EXTRA, Kind.LEFT_OUT):
+    if expected is None or made is None:
+        return None
+    if d.kind in (Kind.EXTRA, Kind.LEFT_OUT) and not _size_of_one_line(d):
         return None
     same_op = expected.op == made.op and expected.module == made.module
     if same_op and _same_place(d) and not _skipped_within_step(d):
@@ -71,6 +73,20 @@ def _by_place(d: Divergence) -> Named | None:
     if expected.op != made.op and expected.payload == made.payload and expected.numel and not known:
         return Named(name=Name.OP, kind=Kind.INSTEAD)
     return None
+
+
+def _size_of_one_line(d: Divergence) -> bool:
+    """Return whether a line whose calls are all alike differs in this one of the odd ranks alone.
+
+    What lines up again behind it are the calls of its next rounds, which would line up with any that are alike.
+    """
+    if not 0 < d.where.reference < len(d.reference.tokens) or not d.where.odd < len(d.stream.tokens):
+        return False
+    ours, theirs = d.reference.tokens[d.where.reference], d.stream.tokens[d.where.odd]
+    if ours.path != theirs.path or not ours.path or ours == theirs:
+        return False
+    others = [token for n, token in enumerate(d.stream.tokens) if n != d.where.odd]
+    return all(token == ours for token in (*d.reference.tokens, *others) if token.path == ours.path)
 
 
 def _same_place(d: Divergence) -> bool:
