@@ -1,9 +1,11 @@
-"""How soon ``distdiag watch`` names the rank that makes a job stall, and whether it stays silent beside healthy ones.
+"""How soon ``distdiag watch`` names who makes a job stall, and whether healthy ones leave it silent.
 
-    python tests/benchmarks/watch_alarms.py [--runs 1] [--cases data_loader_stuck,both_send] [--healthy 2] [--slow 1]
+    python -m tests.benchmarks.watch_alarms [--runs 20] [--minutes 30] [--directory DIR] [PROGRAM …]
 
-Needs ../shared/faults. Collectives time out after ten minutes, the stall limit is five seconds. An alarm counts from
-the last sign of progress that any rank left in its log.
+Without programs, all that hang or die of those beside the project, and ``tests/faults/watched.py``. Collectives time
+out after ten minutes, the stall limit is five seconds. An alarm counts from the last sign of progress that any rank
+left in its log; that a rank is slow, from the first step. Right is an alarm in time that names the ranks, with the
+right verdict; logs of what is not right are kept.
 """
 
 import argparse
@@ -14,243 +16,217 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from distdiag import events
 from distdiag.journal import read_lines, segments_of
+from tests.benchmarks.repetition import Repetition, Result, add_options, directory_of
+from tests.faults.matrix import SHARED
+from tests.faults.nursery import Nursery
+from tests.faults.runs import Fault
+from tests.ranks import free_port, launcher_variables, surroundings
 
-ROOT = Path(__file__).parents[2]
-SHARED = ROOT.parent / "shared" / "faults"
+OWN = Path(__file__).parents[1] / "faults" / "watched.py"
 STALL_SECONDS = 5.0
-CAP_SECONDS = 120.0
-"""Given to a program and to who watches it; starting torch on a busy machine takes the most of it."""
-ALLOWED_SECONDS = 15.0
-SLOW_SECONDS = 30.0
-STUCK = (
-    "data_loader_stuck",
-    "rank_zero_extra",
-    "both_send",
-    "group_order",
-    "pipeline_exchange",
-    "new_group_lists",
-    "uneven_batches",
-    "silent_mispairing",
-    "metric_keys",
-    "op_mismatch",
-    "local_skip",
-    "generation_length",
-)
-FATAL = "stall,death,divergence"
-TRAIN = """
-import os, sys, time
-import torch, torch.distributed as dist
-import distdiag
-distdiag.install()
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-torch.manual_seed(0)
-
-def slow_backend(graph, inputs):
-    time.sleep(8)
-    return graph.forward
-
-model = torch.nn.Linear(64, 64)
-network = torch.nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
-mode, seconds = sys.argv[1], float(sys.argv[2])
-own = 0.13 if mode == "slow" and rank == 1 else 0.1
-compiled = torch.compile(model, backend=slow_backend)
-until = time.monotonic() + seconds
-step = 0
-going = torch.ones(1)
-while going.item():
-    time.sleep(own)
-    optimizer.zero_grad()
-    loss = network(torch.randn(4, 64)).pow(2).sum()
-    loss.backward()
-    optimizer.step()
-    distdiag.step(loss=loss.item(), tokens=256)
-    step += 1
-    if mode == "healthy" and step == 10:
-        compiled(torch.randn(4, 64))
-    if mode == "healthy" and step == 20:
-        with distdiag.phase("evaluate"):
-            time.sleep(8)
-    if mode == "healthy" and step == 30 and rank == 0:
-        with distdiag.phase("save checkpoint"):
-            time.sleep(7)
-    going.fill_(float(time.monotonic() < until))
-    dist.broadcast(going, 0)
-dist.destroy_process_group()
-"""
+CAP_SECONDS = 150.0
+"""Given to who watches; joining on a busy machine takes the most of it."""
+ALLOWED_SECONDS, SLOW_SECONDS = 15.0, 30.0
+GOING_ON_SECONDS = 1.0
+"""A job that made progress as short a time before an alarm does not hang."""
+OFTEN = ("data_loader_stuck", "both_send", "rank_zero_extra")
+"""Three kinds of stalls; the others are run twice."""
+LATE_BY_ITS_WORD = "late_rank_zero"
+"""The user named the phase that it is in, which may take as long as it wants: that is no stall."""
+RIGHT, LATE, WRONG, SILENT, FALSE = "right", "late", "wrong", "silent", "false"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """What watching a program gave."""
+    """What watching a program gave; moments are wall times in seconds."""
 
     alarms: tuple[Mapping[str, Any], ...]
     """Each as it was first told, then the last one with its verdict."""
     code: int | None
     began: float | None
-    """Wall time at which the first step began, in seconds."""
-    stalled: float | None
-    """Wall time of the last progress, in seconds."""
-    states: int
+    """When the first step began."""
+    stalled: float
+    """When the last progress was made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program, and what watching it has to give."""
+
+    fault: Fault
+    exit_on: str
+    judged: Callable[[Fault, Watched], tuple[str, str, float | None]]
+    """Returns the answer, what to say of it, and how long it took."""
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("--cases", default=",".join(STUCK))
-    parser.add_argument("--healthy", type=int, default=1)
-    parser.add_argument("--slow", type=int, default=1)
-    args = parser.parse_args()
-    expected = json.loads((SHARED / "expected.json").read_text())
-    good = total = 0
-    for case in [case for case in args.cases.split(",") if case]:
-        for _ in range(args.runs):
-            total += 1
-            good += _stuck(case, expected[case])
-    tell(f"stuck: {good} of {total} named within {ALLOWED_SECONDS:.0f} s")
-    silent = sum(_healthy() for _ in range(args.healthy))
-    tell(f"healthy: {silent} of {args.healthy} without an alarm")
-    named = sum(_slow() for _ in range(args.slow))
-    tell(f"1.3 times slower: {named} of {args.slow} named within {SLOW_SECONDS:.0f} s")
+    """Watch the programs, tell each result, and a table at the end."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = {program.fault.name: program for program in _programs()}
+    parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=", ".join(known))
+    parser.add_argument("--at-a-time", type=int, default=1, help="more disturb one another (default 1)")
+    add_options(parser, runs=20)
+    options = parser.parse_args()
+    if unknown := set(options.programs) - known.keys():
+        parser.error(f"no such program: {', '.join(sorted(unknown))}")
+    chosen = options.programs or list(known)
+    seldom = {program.name for program in SHARED if program.name not in OFTEN}
+    runs = {name: min(options.runs, 2) if name in seldom else options.runs for name in chosen}
+    repetition = Repetition(directory_of(options, "alarms"), options.minutes)
+    with ThreadPoolExecutor(options.at_a_time) as pool, contextlib.closing(Nursery()) as nursery:
+        missing = repetition.missing(runs)
+        done = as_completed([pool.submit(_run, repetition, nursery, known[name], run) for name, run in missing])
+        for result in filter(None, (each.result() for each in done)):
+            repetition.add(result, keep=result.answer != RIGHT)
+    repetition.tell_table(chosen, (RIGHT, LATE, WRONG, SILENT, FALSE))
 
 
-def tell(line: str) -> None:
-    """Write a line at once."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+def _programs() -> Iterator[Program]:
+    for fault in SHARED:
+        if not fault.is_healthy and fault.name != LATE_BY_ITS_WORD:
+            yield Program(fault=fault, exit_on="stall,death,divergence", judged=_stuck)
+    for name, exit_on, judged, seconds in (
+        ("slow_rank", "straggler", _slow, 60),
+        ("skipped_call", "divergence,stall", _skipped, 20),
+        ("healthy_pauses", "", _healthy, 50),
+    ):
+        fault = Fault(name=name, worker=OWN, ranks=3, verdicts=(), culprits=(1,))
+        yield Program(fault=fault, exit_on=exit_on, judged=judged, variables={"SECONDS": str(seconds)})
 
 
-def _stuck(case: str, wanted: Mapping[str, Any]) -> bool:
-    command = [str(SHARED / "worker.py"), case]
-    watched = watch(command, wanted["nproc"], exit_on=FATAL)
+def _run(repetition: Repetition, nursery: Nursery, program: Program, run: int) -> Result | None:
+    """Return the result of a run; None where the time is up."""
+    if repetition.time_is_up:
+        return None
+    name = program.fault.name
+    watched = watch(program, repetition.place_of(name, run), nursery)
+    answer, why, seconds = program.judged(program.fault, watched)
+    return Result(program=name, run=run, answer=answer, why=why, seconds=seconds)
+
+
+# ---- what an alarm is worth -----------------------------------------------------------------------------------------
+def _stuck(fault: Fault, watched: Watched) -> tuple[str, str, float | None]:
     if not watched.alarms:
-        tell(f"{case:24} no alarm, code {watched.code}")
-        return False
+        return SILENT, f"exit code {watched.code}", None
     first, last = watched.alarms[0], watched.alarms[-1]
     verdict = last["verdict"] or {}
-    took = first["raised"] - (watched.stalled or first["raised"])
-    culprits = wanted.get("culprits")
-    right = verdict.get("name") in wanted["verdict"] and (culprits is None or verdict.get("culprits") == culprits)
-    named = culprits is None or not first["ranks"] or first["ranks"] == culprits
-    tell(
-        f"{case:24} {first['kind']} after {took:5.1f} s, at once named {first['ranks']}, "
-        f"verdict {verdict.get('name')} {verdict.get('culprits')}{'' if right and named else '  WRONG'}"
-    )
-    return 0.0 <= took <= ALLOWED_SECONDS and right and named
+    took = first["raised"] - watched.stalled
+    culprits = None if fault.culprits is None else list(fault.culprits)
+    said = f"{first['kind']} {first['ranks']}, verdict {verdict.get('name')} {verdict.get('culprits')}"
+    right = verdict.get("name") in fault.verdicts and culprits in (None, verdict.get("culprits"))
+    named = not culprits or not first["ranks"] or first["ranks"] == culprits
+    if not right or not named:
+        return WRONG, said, took
+    return (RIGHT, "", took) if took <= ALLOWED_SECONDS else (LATE, said, took)
 
 
-def _healthy() -> bool:
-    watched = watch(_own("healthy", 45), 3, exit_on="")
-    for alarm in watched.alarms:
-        tell(f"healthy: false alarm {alarm['kind']}: {alarm['summary']}")
-    if watched.code is None:
-        tell(f"healthy: cut off after {CAP_SECONDS:.0f} s")
-    return not watched.alarms
-
-
-def _slow() -> bool:
-    watched = watch(_own("slow", 60), 3, exit_on="straggler")
+def _slow(fault: Fault, watched: Watched) -> tuple[str, str, float | None]:
     if not watched.alarms:
-        tell("slow: no alarm")
-        return False
+        return SILENT, f"exit code {watched.code}", None
     first = watched.alarms[0]
     took = first["raised"] - (watched.began or 0.0)
-    tell(f"slow: {first['kind']} {first['ranks']} after {took:.1f} s: {first['summary']}")
-    return bool(first["kind"] == "straggler" and first["ranks"] == [1] and took <= SLOW_SECONDS)
+    if first["kind"] != "straggler" or tuple(first["ranks"]) != fault.culprits:
+        return WRONG, first["summary"], took
+    return (RIGHT, "", took) if took <= SLOW_SECONDS else (LATE, first["summary"], took)
 
 
-def _own(mode: str, seconds: float) -> list[str]:
-    return ["-c", TRAIN, mode, str(seconds)]
+def _skipped(fault: Fault, watched: Watched) -> tuple[str, str, float | None]:
+    """The alarm has to come while the job still goes on."""
+    if not watched.alarms:
+        return SILENT, f"exit code {watched.code}", None
+    first = watched.alarms[0]
+    if first["kind"] != "divergence" or tuple(first["ranks"]) != fault.culprits:
+        return WRONG, first["summary"], None
+    hung = first["raised"] - watched.stalled
+    return (RIGHT, "", None) if hung <= GOING_ON_SECONDS else (LATE, first["summary"], None)
 
 
-def watch(command: Sequence[str], ranks: int, *, exit_on: str) -> Watched:
-    """Start a program on some ranks, watch it until an alarm ends that or the job is over, and kill what is left."""
-    with TemporaryDirectory() as directory:
-        logs = Path(directory) / "logs"
-        processes = _start(command, ranks, logs)
-        watcher = [sys.executable, "-m", "distdiag", "watch", str(logs), "--format", "json"]
-        watcher += ["--exit-on", exit_on] if exit_on else []
-        try:
-            done = subprocess.run(watcher, stdout=subprocess.PIPE, timeout=CAP_SECONDS, check=False)
-            output, code = done.stdout, done.returncode
-        except subprocess.TimeoutExpired as expired:
-            output, code = expired.stdout or b"", None
-        finally:
-            for process in processes:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        lines = [json.loads(line) for line in output.splitlines() if line.endswith(b"}")]
-        alarms = tuple(line["alarm"] for line in lines if line["event"] in ("raised", "exit"))
-        states = sum(line["event"] == "state" for line in lines)
-        moments = _moments(logs)
-        steps = [start for kind, start in moments if kind == "step"]
-        return Watched(
-            alarms=alarms,
-            code=code,
-            began=min(steps, default=None),
-            stalled=max((moment for _, moment in moments), default=None),
-            states=states,
-        )
+def _healthy(fault: Fault, watched: Watched) -> tuple[str, str, float | None]:
+    if watched.alarms:
+        return FALSE, "; ".join(f"{alarm['kind']}: {alarm['summary']}" for alarm in watched.alarms), None
+    return (WRONG, f"exit code {watched.code}", None) if watched.code else (RIGHT, "", None)
 
 
-def _start(command: Sequence[str], ranks: int, logs: Path) -> list[subprocess.Popen[bytes]]:
-    from tests.ranks import free_port, launcher_variables
+# ---- a program and who watches it -----------------------------------------------------------------------------------
+def watch(program: Program, directory: Path, nursery: Nursery) -> Watched:
+    """Start a program, watch it until an alarm ends that or the job is over, and kill what is left."""
+    directory.mkdir(parents=True)
+    logs, output = directory / "logs", directory / "watch.jsonl"
+    watcher = [sys.executable, "-m", "distdiag", "watch", str(logs), "--format", "json"]
+    watcher += ["--exit-on", program.exit_on] if program.exit_on else []
+    started = _start(program, directory, nursery)
+    code = None
+    try:
+        with output.open("wb") as file, contextlib.suppress(subprocess.TimeoutExpired):
+            code = subprocess.run(watcher, stdout=file, timeout=CAP_SECONDS, check=False).returncode
+    finally:
+        _end(started)
+    lines = [json.loads(line) for line in output.read_bytes().splitlines() if line.endswith(b"}")]
+    moments = list(_moments(logs))
+    return Watched(
+        alarms=tuple(line["alarm"] for line in lines if line["event"] in ("raised", "exit")),
+        code=code,
+        began=min((moment for begins, moment in moments if begins), default=None),
+        stalled=max((moment for _, moment in moments), default=time.time()),
+    )
 
-    port = free_port()
+
+def _start(program: Program, directory: Path, nursery: Nursery) -> list[tuple[int, "Future[int]"]]:
+    fault, port = program.fault, free_port()
     settings = {
-        "DISTDIAG_DIR": str(logs),
+        **surroundings(directory),
+        "DISTDIAG_NATIVE_STACKS": "on",
         "DISTDIAG_STALL_AFTER": str(STALL_SECONDS),
+        "LOCAL_WORLD_SIZE": str(fault.ranks),
         "PG_TIMEOUT": "600",
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": str(ROOT),
+        **program.variables,
     }
     return [
-        subprocess.Popen(
-            [sys.executable, *command],
-            env={**os.environ, **settings, **launcher_variables(rank, ranks, port)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
+        nursery.start(
+            fault.worker,
+            fault.name,
+            {**settings, **launcher_variables(rank, fault.ranks, port)},
+            directory,
+            directory / f"{rank}.err",
         )
-        for rank in range(ranks)
+        for rank in range(fault.ranks)
     ]
 
 
-def _moments(logs: Path) -> list[tuple[str, float]]:
-    """Return the wall times of all signs of progress: of a step its begin, of what ended a step its end."""
-    moments: list[tuple[str, float]] = []
+def _end(started: Sequence[tuple[int, "Future[int]"]]) -> None:
+    for pid, code in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        code.result()
+
+
+def _moments(logs: Path) -> Iterator[tuple[bool, float]]:
+    """Yield the wall times of all signs of progress, and whether a step begins then."""
     for log in segments_of(logs) if logs.is_dir() else []:
         offset = 0
         for record in (events.decode(line) for file in log.files for line in read_lines(file)):
             if isinstance(record, events.Header):
                 offset = record.wall_ns - record.monotonic_ns
-            moments += [(kind, (moment + offset) / 1e9) for kind, moment in _told(record)]
-    return moments
+            yield from ((begins, (moment + offset) / 1e9) for begins, moment in _told(record))
 
 
-def _told(record: events.Event) -> list[tuple[str, int]]:
+def _told(record: events.Event) -> list[tuple[bool, int]]:
     match record:
         case events.Call(start_ns=moment) | events.Phase(time_ns=moment) | events.Batch(time_ns=moment):
-            return [("", moment)]
+            return [(False, moment)]
         case events.Step(start_ns=int(start), end_ns=int(end)):
-            return [("step", start), ("", end)]
+            return [(True, start), (False, end)]
     return []
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
-    began = time.monotonic()
     main()
-    tell(f"{time.monotonic() - began:.0f} s")
