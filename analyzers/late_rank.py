@@ -20,12 +20,13 @@ from distdiag.analyzers._wording import named, seconds
 from distdiag.analyzers.investigation import investigate
 from distdiag.analyzers.investigation.incident import Absence, Incident
 from distdiag.analyzers.investigation.paths import short
-from distdiag.analyzers.investigation.telling import waiting
+from distdiag.analyzers.investigation.telling import lacking, waiting
 from distdiag.findings import Finding
 from distdiag.run import Run
 
 CODE = "DD303"
 NAME = "late-rank"
+DATA_LOADING = "data-loading"
 
 
 def analyze(run: Run) -> Iterator[Finding]:
@@ -38,12 +39,16 @@ def analyze(run: Run) -> Iterator[Finding]:
 def _summary(incident: Incident, absence: Absence) -> str:
     place = absence.places[0]
     late = "had not come"
-    if absence.arrived_ns is not None and absence.wait.given_up_ns is not None:
-        late = _came(absence.arrived_ns, absence.wait.since_ns, absence.wait.given_up_ns)
+    gave_up = absence.wait.given_up_ns is not None or absence.first is not None
+    if absence.arrived_ns is not None and gave_up:
+        late = _came(absence.arrived_ns, absence.wait.since_ns, absence.until_ns)
     site = f" ({short(place.site)})" if place.site is not None else ""
     it = "It" if len(incident.culprits) == 1 else f"rank {place.rank}"
+    others = absence.apart[0]
+    also = f", nor {named(others)} to another one" if others and late == "had not come" else ""
+    also = also or (f", and {named(others)} to another one" if others else "")
     return (
-        f"{named(incident.culprits)} {late} to {incident.operation}{incident.at_step}\n"
+        f"{named(lacking(incident, absence))} {late} to {incident.operation}{incident.at_step}{also}\n"
         f"{it} {place.doing}{site}; {waiting(incident, absence)}."
     )
 
@@ -58,7 +63,12 @@ def _action(incident: Incident, absence: Absence) -> tuple[str, ...]:
     who, phase = named(incident.culprits), absence.places[0].phase
     work = f'the phase "{phase}"' if phase is not None else "what it does there"
     limit = "" if absence.timeout_seconds is None else f": it is {absence.timeout_seconds:g} s now"
+    first = f"look at the batch that {who} loaded then, and at the file system that it is read from"
+    if incident.cause != DATA_LOADING:
+        first = (
+            f"move {work} of {who} before init_process_group, or let {who} do it once and the others read its result"
+        )
     return (
-        f"move {work} of {who} before init_process_group, or let {who} do it once and the others read its result",
+        first,
         f"or give the group a timeout longer than {work} takes{limit}",
     )

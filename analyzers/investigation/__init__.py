@@ -13,6 +13,7 @@ import pandas as pd
 from distdiag.analyzers.investigation.creation import GroupLists, asked_by_rank, differing_lists
 from distdiag.analyzers.investigation.deaths import Death, deaths_of
 from distdiag.analyzers.investigation.divergence import Divergence, divergence_of
+from distdiag.analyzers.investigation.giving_up import giving_up
 from distdiag.analyzers.investigation.incident import Disagreement, Incident
 from distdiag.analyzers.investigation.issued import group_name
 from distdiag.analyzers.investigation.lives import End, Life, lives_of
@@ -83,7 +84,11 @@ def _investigate(run: Run) -> Investigation:
         *_told(run, stuck),
         *_deaths(run, deaths_of(run, lives, since), stuck),
     ]
-    roots = _first(found) or standing(Scene(run, lives, waits, queues.halted))
+    roots = _first(found)
+    if not roots:
+        then = giving_up(run, lives)
+        waits = waits if then is None else then.waits
+        roots = standing(Scene(run, lives, waits, queues.halted, then))
     if not roots and in_trouble:
         roots = tuple(unexplained(run, lives))
     return Investigation(

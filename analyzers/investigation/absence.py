@@ -7,10 +7,11 @@ from distdiag.analyzers._wording import counted, named, seconds
 from distdiag.analyzers.investigation.incident import Absence, Incident, Surplus
 from distdiag.analyzers.investigation.lives import End
 from distdiag.analyzers.investigation.loops import Labels
+from distdiag.analyzers.investigation.message_waits import message_arrival
 from distdiag.analyzers.investigation.naming import Name
 from distdiag.analyzers.investigation.paths import own_line
 from distdiag.analyzers.investigation.scene import Scene
-from distdiag.analyzers.investigation.waitfor import Wait, WaitKind, waiting_on
+from distdiag.analyzers.investigation.waitfor import Wait, WaitKind, behind, waiting_on
 from distdiag.analyzers.investigation.whereabouts import Whereabouts, whereabouts
 
 RANK_MISSING = "rank-missing"
@@ -72,7 +73,9 @@ def _look_at(scene: Scene, rank: int, *, closely: bool) -> _Absent:
 
 def _arrival(scene: Scene, wait: Wait, rank: int) -> int | None:
     """Return when a rank came after all, its waiters having given up."""
-    if wait.kind is not WaitKind.COLLECTIVE or wait.given_up_ns is None:
+    if wait.kind is WaitKind.POINT_TO_POINT and scene.then is not None:
+        return message_arrival(scene.run, wait, rank)
+    if wait.kind is not WaitKind.COLLECTIVE or (wait.given_up_ns is None and scene.then is None):
         return wait.arrived_ns
     rows = scene.rows_of(wait)
     came = rows[rows["rank"] == rank]
@@ -82,15 +85,18 @@ def _arrival(scene: Scene, wait: Wait, rank: int) -> int | None:
 def _absence(scene: Scene, absent: Sequence[_Absent]) -> Incident:
     culprits = tuple(each.rank for each in absent)
     wait = _nearest(scene.waits, frozenset(culprits))
+    left = _left_first(scene, wait)
     places = _most_telling_first([each.place for each in absent if each.place is not None])
-    arrivals = [each.arrived_ns for each in absent if each.arrived_ns is not None]
+    arrivals = [moment for each in absent if (moment := _arrival_at(scene, wait, each)) is not None]
     sites = scene.sites_of([wait]) | {place.rank: place.site for place in places if place.site is not None}
     basis = Absence(
         wait=wait,
         places=places,
         until_ns=scene.until_ns(wait),
         arrived_ns=min(arrivals, default=None),
-        timeout_seconds=scene.timeout_seconds(wait),
+        timeout_seconds=scene.timeout_seconds(wait if left is None else left),
+        first=None if scene.then is None or left is None else (scene.then.rank, scene.then.time_ns - left.since_ns),
+        apart=_apart(scene, wait, frozenset(culprits)),
     )
     return scene.incident(
         absent[0].name,
@@ -110,6 +116,27 @@ def _most_telling_first(places: Sequence[Whereabouts]) -> tuple[Whereabouts, ...
     return tuple(sorted(places, key=lambda place: place.cause == UNKNOWN))
 
 
+def _arrival_at(scene: Scene, wait: Wait, absent: _Absent) -> int | None:
+    """Return when a rank came to an operation that lacked it, or to the one that others wait in for it."""
+    return _arrival(scene, wait, absent.rank) if absent.rank in wait.absent else None
+
+
+def _apart(scene: Scene, wait: Wait, culprits: frozenset[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the culprits that other operations lack, and who waits for them alone."""
+    elsewhere = culprits - wait.absent
+    alone = behind(scene.waits, elsewhere) - behind(scene.waits, culprits & wait.absent) - culprits
+    return tuple(sorted(elsewhere)), tuple(sorted(alone))
+
+
+def _left_first(scene: Scene, wait: Wait) -> Wait | None:
+    """Return the operation that the first rank gave up in, where that was another one."""
+    then = scene.then
+    if then is None or wait.given_up_ns is not None:
+        return None
+    left = [each for each in then.waits if then.rank in each.waiters and each.given_up_ns is not None]
+    return min(left, key=lambda each: each.since_ns, default=None)
+
+
 def _nearest(waits: Iterable[Wait], culprits: frozenset[int]) -> Wait:
     """Return the operation that lacks all of the culprits, or most, and nobody else: others are missed elsewhere."""
     return min(
@@ -127,6 +154,8 @@ def _nearest(waits: Iterable[Wait], culprits: frozenset[int]) -> Wait:
 
 def _evidence(scene: Scene, place: Whereabouts, wait: Wait) -> tuple[str, ...]:
     until = "the others gave up" if wait.given_up_ns is not None else "the logs end"
+    if scene.then is not None and wait.given_up_ns is None:
+        until = f"rank {scene.then.rank} gave up"
     lasted = seconds(max(0, scene.until_ns(wait) - place.since_ns))
     said = f"rank {place.rank} {place.doing} for {lasted} when {until}"
     return (said,) if place.detail is None else (said, f"rank {place.rank}: {place.detail}")

@@ -51,6 +51,10 @@ _KNOWN = (
         "look at the adapter of that host: ibstat, its error counters, and dmesg",
     ),
     (
+        re.compile(r"clocks of their hosts"),
+        "see whether these hosts' clocks are kept right: chronyc tracking, or timedatectl",
+    ),
+    (
         re.compile(r"SLURM (?:says|counted)|kernel killed"),
         "look at the limit and the use of memory of that host: dmesg -T | grep -i kill, sacct -o MaxRSS",
     ),

@@ -39,6 +39,10 @@ class Absence:
     arrived_ns: int | None = None
     """When they came after all, their waiters having given up."""
     timeout_seconds: float | None = None
+    first: tuple[int, int] | None = None
+    """Who gave up first, and after how many nanoseconds, where that was in another operation, behind this one."""
+    apart: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    """Those of the culprits that other operations lack and not this one, and who waits for them alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
+from distdiag.analyzers.investigation.giving_up import GivingUp
 from distdiag.analyzers.investigation.incident import Absence, Circle, Incident, Miscount, Slip, Surplus, Together
 from distdiag.analyzers.investigation.issued import Issued, group_name, issued
 from distdiag.analyzers.investigation.lives import SECOND_NS, End, Life
@@ -27,15 +28,23 @@ class Scene:
     """Answers what the readers of a standstill ask of its logs."""
 
     def __init__(
-        self, run: Run, lives: Mapping[int, Life], waits: Sequence[Wait], halted: Sequence[Halted] = ()
+        self,
+        run: Run,
+        lives: Mapping[int, Life],
+        waits: Sequence[Wait],
+        halted: Sequence[Halted] = (),
+        then: GivingUp | None = None,
     ) -> None:
-        self.run, self.lives, self.halted = run, lives, tuple(halted)
-        self.end_ns = max((life.last_ns for life in lives.values()), default=0)
+        """Take what ranks wait in: at the end, or when the first of them gave up where others went on."""
+        self.run, self.lives, self.then = run, lives, then
+        self.halted = tuple(halted) if then is None else then.halted
+        newest_ns = max((life.last_ns for life in lives.values()), default=0)
+        self.end_ns = newest_ns if then is None else then.time_ns
         self.waits = [wait for wait in waits if not self._is_brief(wait)]
         self._calls: dict[Wait, dict[int, Issued]] = {}
 
     def _is_brief(self, wait: Wait) -> bool:
-        if wait.given_up_ns is not None:
+        if wait.given_up_ns is not None or self.then is not None:
             return False
         untold = [self.lives[rank] for rank in wait.waiters if self.lives[rank].end is End.UNTOLD]
         end_ns = self.end_ns if len(untold) < len(wait.waiters) else min(life.watched_ns for life in untold)
@@ -53,7 +62,7 @@ class Scene:
         return max(BRIEF_NS, min(limit_ns, PATIENCE * longest))
 
     def until_ns(self, wait: Wait) -> int:
-        """Return when the waiters gave up, or the newest record of the run."""
+        """Return when the waiters gave up, the first of the run did, or the newest record of it."""
         return wait.given_up_ns if wait.given_up_ns is not None else self.end_ns
 
     def calls_in(self, wait: Wait) -> Mapping[int, Issued]:

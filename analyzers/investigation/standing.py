@@ -29,11 +29,19 @@ SEND, RECEIVE = "send", "recv"
 
 def standing(scene: Scene) -> tuple[Incident, ...]:
     """Return what the waiting comes down to, the longest waiting first."""
+    if scene.then is not None and scene.then.doubt is not None:
+        return (_doubtful(scene, scene.then.doubt),)
     found = standstill(scene.waits)
     stopped = {each.head.rank for each in scene.halted}
     roots = [*halts(scene), *absences(scene, found.sinks - stopped)]
     incidents = roots or list(_circle(scene, found)) or list(_rest(scene))
     return tuple(sorted(incidents, key=lambda incident: (incident.time_ns, incident.name, incident.culprits)))
+
+
+def _doubtful(scene: Scene, doubt: str) -> Incident:
+    ranks = tuple(sorted({rank for wait in scene.waits for rank in wait.waiters}))
+    since_ns = min((wait.since_ns for wait in scene.waits), default=scene.end_ns)
+    return Incident(name=INSUFFICIENT, time_ns=since_ns, basis=Unexplained(ranks=ranks, reason=doubt))
 
 
 # ---- a circle ---------------------------------------------------------------------------------------------------

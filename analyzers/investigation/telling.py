@@ -1,5 +1,7 @@
 """Sentences that the findings of one kind share: both sides of a disagreement, and who waits where."""
 
+from collections.abc import Sequence
+
 from distdiag.analyzers._wording import counted, named, seconds, verb
 from distdiag.analyzers.investigation.incident import Absence, Disagreement, Incident, Miscount, Surplus
 from distdiag.analyzers.investigation.issued import Issued, group_words
@@ -41,14 +43,31 @@ def waiting(incident: Incident, absence: Absence) -> str:
     """Return who waits for the absent, where, and how long before they gave up."""
     wait = absence.wait
     waiters = tuple(sorted(wait.waiters))
-    words = f"{named(waiters)} {verb(waiters, 'waits', 'wait')} for {verb(incident.culprits, 'it', 'them')}"
+    words = f"{named(waiters)} {_held(absence, waiters)} for {verb(lacking(incident, absence), 'it', 'them')}"
     words += at(incident, waiters)
     if wait.given_up_ns is not None:
         lasted = wait.given_up_ns - wait.since_ns
         after = f" after {seconds(lasted)}" if lasted > UNTOLD_NS else ""  # text does not always say since when
-        words = words.replace(" waits ", " waited ").replace(" wait ", " waited ") + f" and gave up{after}"
-    further = sorted(set(incident.victims) - set(waiters))
-    return words + (f"; behind them {named(further)}" if further else "")
+        words += f" and gave up{after}"
+    elsewhere, alone = absence.apart
+    further = sorted(set(incident.victims) - set(waiters) - set(alone))
+    behind = f"; behind {verb(waiters, 'it', 'them')} {named(further)}" if further else ""
+    if absence.first is not None and absence.first[0] in further:
+        who = "which" if len(further) == 1 else f"of which rank {absence.first[0]}"
+        behind += f", {who} gave up first, after {seconds(absence.first[1])}"
+    if alone:
+        behind += f"; {named(alone)} {_held(absence, alone)} for {named(elsewhere)}"
+    return words + behind
+
+
+def _held(absence: Absence, ranks: Sequence[int]) -> str:
+    over = absence.wait.given_up_ns is not None or absence.first is not None
+    return "waited" if over else verb(ranks, "waits", "wait")
+
+
+def lacking(incident: Incident, absence: Absence) -> tuple[int, ...]:
+    """Return those of the culprits that the operation lacks."""
+    return tuple(rank for rank in incident.culprits if rank not in absence.apart[0])
 
 
 def surplus(incident: Incident, basis: Surplus) -> str:

@@ -87,6 +87,18 @@ def behind(waits: Sequence[Wait], ranks: Iterable[int]) -> frozenset[int]:
             reached |= wait.waiters
 
 
+def reached(waits: Sequence[Wait], roots: Iterable[Wait]) -> tuple[Wait, ...]:
+    """Return the operations that some of them wait for, directly or through others, and these."""
+    found, open_waits = dict.fromkeys(roots), list(waits)
+    needed = {rank for wait in found for rank in wait.absent}
+    while True:
+        further = [wait for wait in open_waits if wait.waiters & needed and wait not in found]
+        if not further:
+            return tuple(wait for wait in waits if wait in found)
+        found |= dict.fromkeys(further)
+        needed |= {rank for wait in further for rank in wait.absent}
+
+
 def _age(wait: Wait) -> tuple[int, str, int, str]:
     return wait.since_ns, wait.group, wait.number, wait.kind.value
 

@@ -8,7 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from distdiag.analyzers.investigation.lives import SECOND_NS, Life, before_failure
+from distdiag.analyzers.investigation.deadlines import deadline_ns
+from distdiag.analyzers.investigation.lives import Life, before_failure
+from distdiag.analyzers.investigation.message_waits import message_waits
 from distdiag.analyzers.investigation.queues import is_queued
 from distdiag.analyzers.investigation.rows import by_rank, records, whole
 from distdiag.analyzers.investigation.waitfor import Wait, WaitKind
@@ -18,14 +20,6 @@ CREATIONS = ("init_process_group", "new_group")
 INIT = "init_process_group"
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 """Ops that some members may complete although others never came."""
-ANY_SOURCE = "recv_any_source"
-SENDS = frozenset({"send"})
-WHOLE_TIMEOUT = 0.9
-"""A wait that lasted this share of its timeout ended because of it, not because a connection broke."""
-LAST_MOMENTS = 0.2
-"""Share of a timeout, at its end, in which coming is coming too late: what is left may not do for the operation."""
-LAST_MOMENTS_AT_MOST_NS = 10 * SECOND_NS
-"""Any collective that works ends within so long, whatever the timeout."""
 
 
 def blocked_calls(run: Run, lives: Mapping[int, Life]) -> pd.DataFrame:
@@ -42,7 +36,7 @@ def waits_of(run: Run, lives: Mapping[int, Life], blocked: pd.DataFrame) -> tupl
     """Return every operation that never ended, with who was blocked in it and who did not come."""
     return (
         *_collective_waits(run, blocked[~blocked["p2p"]]),
-        *_point_to_point_waits(run, blocked[blocked["p2p"]]),
+        *message_waits(run, blocked[blocked["p2p"]]),
         *_creation_waits(run, lives),
     )
 
@@ -104,7 +98,7 @@ def _collective_wait(
     mine = [(rank, call) in held for rank, call in zip(rows["rank"].tolist(), rows["call"].tolist(), strict=True)]
     blocked = rows[mine]
     given_up_ns = _earliest(blocked[blocked["failed"]]["end_ns"])
-    came = rows if given_up_ns is None else rows[rows["start_ns"] <= _deadline_ns(run, key, blocked, given_up_ns)]
+    came = rows if given_up_ns is None else rows[rows["start_ns"] <= _deadline_of(run, key, blocked, given_up_ns)]
     waiters = frozenset(blocked["rank"]) & frozenset(came["rank"])
     completed = bool((came["end_ns"].notna() & ~came["failed"]).any())
     members = frozenset(rows["members"].iloc[0] or ())
@@ -127,98 +121,13 @@ def _collective_wait(
     )
 
 
-def _deadline_ns(run: Run, key: str, blocked: pd.DataFrame, given_up_ns: int) -> int:
-    """Return until when a rank could come in time: a timeout expires a while before its error is seen and recorded."""
-    since_ns = int(blocked["start_ns"].min())
-    groups = run.groups
-    named = (groups["group"] == key.partition("[")[0]) & groups["rank"].isin(blocked["rank"])
-    timeout_ns = groups[named]["timeout_seconds"].min() * SECOND_NS
-    if pd.isna(timeout_ns) or given_up_ns - since_ns < WHOLE_TIMEOUT * timeout_ns:
-        return given_up_ns
-    moments_ns = min(LAST_MOMENTS * timeout_ns, LAST_MOMENTS_AT_MOST_NS)
-    return min(given_up_ns, since_ns + int(timeout_ns - moments_ns))
+def _deadline_of(run: Run, key: str, blocked: pd.DataFrame, given_up_ns: int) -> int:
+    return deadline_ns(run, key, blocked["rank"], int(blocked["start_ns"].min()), given_up_ns)
 
 
 def _earliest(moments: "pd.Series[int]") -> int | None:
     known = moments.dropna()
     return int(known.min()) if len(known) else None
-
-
-# ---- point to point ---------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class _Channel:
-    """Messages are matched in order between the same two ranks on one group with one tag."""
-
-    group: str
-    source: int
-    destination: int
-    tag: int
-
-
-def _point_to_point_waits(run: Run, blocked: pd.DataFrame) -> Iterator[Wait]:
-    if blocked.empty:
-        return
-    calls = run.calls[run.calls["p2p"] & ~run.calls["captured"]]
-    numbers = _numbered(calls)
-    moments = (calls[name].tolist() for name in ("start_ns", "end_ns", "failed"))
-    met = {
-        (channel, number, sends): (start, None if end is pd.NA else end, failed)
-        for (channel, number, sends), start, end, failed in zip(numbers.values(), *moments, strict=True)
-        if channel is not None
-    }
-    logged = frozenset(run.ranks)
-    takes_any = {int(rank) for rank in calls[calls["op"] == ANY_SOURCE]["rank"]}
-    for row in records(blocked):
-        channel, number, sends = numbers[int(row.rank), int(row.call)]
-        given_up_ns = whole(row.end_ns) if row.failed else None
-        partner = None if channel is None else channel.destination if sends else channel.source
-        came, left_ns, gave_up = met.get((channel, number, not sends), (None, None, False))
-        if gave_up and left_ns is not None and _came_too_late(run, row, left_ns):
-            continue
-        missing = came is None or (given_up_ns is not None and came > given_up_ns)
-        absent = frozenset() if partner is None or not missing else frozenset({partner})
-        uncertain = partner is None or (sends and partner in takes_any)
-        yield Wait(
-            kind=WaitKind.POINT_TO_POINT,
-            group=str(row.group_key),
-            number=int(row.seq),
-            waiters=frozenset({int(row.rank)}),
-            absent=frozenset() if uncertain else absent & logged,
-            unknown=absent - logged,
-            since_ns=int(row.start_ns),
-            given_up_ns=given_up_ns,
-            any_of=uncertain,
-            arrived_ns=came if missing else None,
-        )
-
-
-def _came_too_late(run: Run, call: Any, left_ns: int) -> bool:
-    """Return whether a call failed because its partner had given up before it, with nobody else to blame for that.
-
-    Whoever was held by a call itself when the partner left is late because of another one, which is not looked for.
-    """
-    if not call.failed or call.start_ns < left_ns:
-        return False
-    mine = run.calls[(run.calls["rank"] == call.rank) & (run.calls["start_ns"] <= left_ns)]
-    return not bool((mine["end_ns"].isna() | (mine["end_ns"] > left_ns)).any())
-
-
-def _numbered(calls: pd.DataFrame) -> dict[tuple[int, int], tuple[_Channel | None, int, bool]]:
-    """Return per call its channel, its number on it and whether it sends."""
-    counts: dict[tuple[_Channel, bool], int] = {}
-    numbers: dict[tuple[int, int], tuple[_Channel | None, int, bool]] = {}
-    for row in records(calls[["rank", "call", "op", "group_key", "peer", "tag"]]):
-        sends = row.op in SENDS
-        channel = None
-        peer = whole(row.peer)
-        if peer is not None and row.op != ANY_SOURCE:
-            ends = (int(row.rank), peer) if sends else (peer, int(row.rank))
-            channel = _Channel(str(row.group_key), *ends, whole(row.tag) or 0)
-        number = 0
-        if channel is not None:
-            number = counts[channel, sends] = counts.get((channel, sends), 0) + 1
-        numbers[int(row.rank), int(row.call)] = channel, number, sends
-    return numbers
 
 
 # ---- making groups ----------------------------------------------------------------------------------------------

@@ -164,11 +164,18 @@ class _Place:
         """Return how long this loader took for the batches before one that does not come."""
         mine = self._run.batches[self._run.batches["rank"] == self._life.rank]
         mine = mine[(mine["loader"] == batch["loader"]) & (mine["batch"] < batch["batch"])]
+        whole = self._took(batch)
         begun, ended = (mine[mine["edge"] == edge].set_index("batch")["time_ns"] for edge in ("begin", "end"))
         durations = (ended - begun).dropna()
         if durations.empty:
             return None
-        return f"batch {int(batch['batch'])} does not come; its earlier ones took {seconds(float(durations.median()))}"
+        return f"batch {int(batch['batch'])} {whole}; its earlier ones took {seconds(float(durations.median()))}"
+
+    def _took(self, batch: "pd.Series[Any]") -> str:
+        batches = self._run.batches
+        same = (batches["rank"] == self._life.rank) & (batches["loader"] == batch["loader"])
+        ends = batches[same & (batches["batch"] == batch["batch"]) & (batches["edge"] == "end")]["time_ns"]
+        return f"took {seconds(int(ends.iloc[0]) - int(batch['time_ns']))}" if len(ends) else "does not come"
 
     def activity(self) -> str | None:
         """Return what the newest pulse says the main thread was doing."""

@@ -19,7 +19,7 @@ ABSENCES = "a rank does not come, comes late or dies"
 DIFFERENCES = "calls left out or too many; their sizes, types, roots, splits"
 ORDER = "groups, threads, order, sends and receives"
 """Rows of the table in which the programs are counted."""
-HEALTHY, MISSING, DIED = ("healthy",), ("rank-missing",), ("rank-died",)
+HEALTHY, MISSING, DIED, LATE = ("healthy",), ("rank-missing",), ("rank-died",), ("late-rank",)
 MEMORY, SEQUENCE, GROUPS = ("out-of-memory",), ("sequence-divergence",), ("group-mismatch",)
 
 
@@ -45,6 +45,10 @@ def _absent(*arguments: Any, **more: Any) -> Fault:
 
 def _death(*arguments: Any, **more: Any) -> Fault:
     return _of("absent", ABSENCES, *arguments, **more)
+
+
+def _late(*arguments: Any, **more: Any) -> Fault:
+    return _of("late", ABSENCES, *arguments, **more)
 
 
 def _calls(*arguments: Any, **more: Any) -> Fault:
@@ -78,6 +82,8 @@ MATRIX = (
     _control("healthy_ring", 4),
     _control("healthy_tensor_parallel", 3, "parallel"),
     _control("healthy_schedule", 3, "parallel"),
+    _control("healthy_chain", 3, "late"),
+    _control("healthy_groups", 3, "late"),
     _absent("loader_stuck", 3, MISSING, 1, cause="data-loading"),
     _absent("stage_computes", 4, MISSING, 2, cause="running", at_root=True),
     _absent("spins", 3, MISSING, 1, cause="running"),
@@ -91,6 +97,12 @@ MATRIX = (
     _absent("interpreter_held", 3, MISSING, 1, cause="frozen", at_root=True, stall_after=2.0),
     _absent("early_exit", 3, MISSING, 1, cause="exited"),
     _absent("late_checkpoint", 3, ("late-rank",), 0, mentions="save checkpoint"),
+    _late("chain_late", 3, LATE, 2, cause="data-loading"),
+    _late("chain_late_in_time_for_one", 3, LATE, 2, cause="data-loading"),
+    _late("groups_late", 3, LATE, 2, cause="data-loading", mentions="behind it rank 0"),
+    _late("sender_late", 3, LATE, 1, at_root=True, mentions="too late"),
+    _late("two_late", 4, LATE, 1, 3, cause="data-loading"),
+    _late("two_senders_late", 4, LATE, 1, 3, cause="data-loading"),
     _death("raises", 3, DIED, 2, cause="exception", at_root=True),
     _death("raises_unnoticed", 3, DIED, 1, cause="exception", at_root=True),
     _death("worker_killed", 3, DIED, 2, cause="exception"),

@@ -1,0 +1,26 @@
+"""Until when a rank that comes has come in time."""
+
+from collections.abc import Collection
+
+import pandas as pd
+
+from distdiag.analyzers.investigation.lives import SECOND_NS
+from distdiag.run import Run
+
+WHOLE_TIMEOUT = 0.9
+"""A wait that lasted this share of its timeout ended because of it, not because a connection broke."""
+LAST_MOMENTS = 0.2
+"""Share of a timeout, at its end, in which coming is coming too late: what is left may not do for the operation."""
+LAST_MOMENTS_AT_MOST_NS = 10 * SECOND_NS
+"""Any collective that works ends within so long, whatever the timeout."""
+
+
+def deadline_ns(run: Run, key: str, ranks: Collection[int], since_ns: int, given_up_ns: int) -> int:
+    """Return until when a rank could come in time: a timeout expires a while before its error is seen and recorded."""
+    groups = run.groups
+    named = (groups["group"] == key.partition("[")[0]) & groups["rank"].isin(ranks)
+    timeout_ns = groups[named]["timeout_seconds"].min() * SECOND_NS
+    if pd.isna(timeout_ns) or given_up_ns - since_ns < WHOLE_TIMEOUT * timeout_ns:
+        return given_up_ns
+    moments_ns = min(LAST_MOMENTS * timeout_ns, LAST_MOMENTS_AT_MOST_NS)
+    return min(given_up_ns, since_ns + int(timeout_ns - moments_ns))
