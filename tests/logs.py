@@ -343,6 +343,8 @@ class RankLog:
         """Return sequence number, chain and path chain of the next call."""
         agree, path_digest = self._digests[signature]
         sequence = self._sequences[group, p2p] = self._sequences.get((group, p2p), 0) + 1
+        if p2p:  # members need not exchange the same messages, so none of them is in the chain
+            return sequence, 0, 0
         chain, path_chain = self._chains.get(group, (0, 0))
         self._chains[group] = zlib.crc32(b"%d" % agree, chain), zlib.crc32(b"%d" % path_digest, path_chain)
         return sequence, *self._chains[group]

@@ -12,6 +12,7 @@ from distdiag.live.alarms import Change, Kind
 from distdiag.live.snapshot import snapshot_of
 from distdiag.live.watch import Watch
 from tests.logs import SECOND_NS, WALL_NS, Logs
+from tests.pipelines import Plan, pipeline
 from tests.watching import Watched, cleared, raised
 
 SERIES = Path(__file__).parents[4] / "shared" / "data" / "healthy_series"
@@ -222,6 +223,31 @@ def test_two_ranks_that_part_are_both_shown_and_none_is_named(tmp_path: Path) ->
 
     assert alarm.kind == Kind.DIVERGENCE
     assert alarm.condition.ranks == ()
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+def test_stages_that_exchange_different_messages_do_not_diverge(tmp_path: Path, schedule: str) -> None:
+    watched = Watched(tmp_path, world_size=4)
+    watched.logs = pipeline(Plan(stages=4, microbatches=4, schedule=schedule, steps=6))
+    watched.seconds = max(log.now_ns for log in watched.logs) / SECOND_NS - 5000.0
+
+    changes = watched.look_twice()
+
+    assert raised(changes) == []
+
+
+def test_collectives_that_part_among_messages_diverge(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, world_size=3)
+    watched.train(steps=3)
+    watched.logs[0].send(1)
+    watched.logs[1].recv(0)
+    for log in watched.logs:
+        log.broadcast() if log.rank == 2 else log.all_reduce()
+
+    (alarm,) = raised(watched.look())
+
+    assert (alarm.kind, alarm.condition.ranks) == (Kind.DIVERGENCE, (2,))
+    assert "call 4 of group default_pg" in alarm.condition.summary
 
 
 def test_recording_that_began_later_is_not_compared(tmp_path: Path) -> None:
