@@ -4,14 +4,13 @@ import contextlib
 import ctypes
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from distdiag import events
 from distdiag.engine import FILE, Engine
+from distdiag.run.columns import GAP, Column, Rows
 from distdiag.run.window import Part
 
 _NEEDED: Mapping[type[events.Event], tuple[str, ...]] = {
@@ -20,21 +19,10 @@ _NEEDED: Mapping[type[events.Event], tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """The rows of one kind that are whole."""
-
-    arrow: Any
-    """An Arrow table with the columns of the kind."""
-    files: npt.NDArray[np.int64]
-    """Position of each row's file in the list that was read."""
-    damaged: Counter[str]
-    """Lines by file name that are of the kind, but lack a field it needs."""
-
-
-def read_bulk(engine: Engine, parts: Sequence[Part]) -> dict[type[events.Event], Rows]:
-    """Return the rows of the bulk kinds."""
-    return {kind: _rows(engine, kind, parts) for kind in _NEEDED}
+def read_bulk(engine: Engine, parts: Sequence[Part]) -> tuple[dict[type[events.Event], Rows], Counter[str]]:
+    """Return the rows of the bulk kinds, and by file name how many of them lack a field that they need."""
+    damaged: Counter[str] = Counter()
+    return {kind: _rows(engine, kind, parts, damaged) for kind in _NEEDED}, damaged
 
 
 def give_back() -> None:
@@ -46,15 +34,30 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _rows(engine: Engine, kind: type[events.Event], parts: Sequence[Part]) -> Rows:
+def _rows(engine: Engine, kind: type[events.Event], parts: Sequence[Part], damaged: Counter[str]) -> Rows:
     arrow = engine.arrow(engine.read([part.path for part in parts], kind))
-    damaged = np.zeros(arrow.num_rows, dtype=bool)
+    broken = np.zeros(arrow.num_rows, dtype=bool)
     for name in _NEEDED[kind]:
         if arrow[name].null_count:
-            damaged |= np.asarray(arrow[name].is_null().to_numpy())
+            broken |= np.asarray(arrow[name].is_null().to_numpy())
     files = np.asarray(arrow[FILE].to_numpy(), dtype=np.int64)
-    count = Counter(parts[file].log.path.name for file in files[damaged].tolist())
-    if damaged.any():
-        arrow = arrow.take(np.flatnonzero(~damaged))
-        files = files[~damaged]
-    return Rows(arrow=arrow, files=files, damaged=count)
+    if broken.any():
+        damaged.update(parts[file].log.path.name for file in files[broken].tolist())
+        arrow = arrow.take(np.flatnonzero(~broken))
+        files = files[~broken]
+    names = [name for name in arrow.column_names if name != FILE]
+    return Rows(files=files, columns={name: _column(arrow[name]) for name in names})
+
+
+def _column(column: Any) -> Column:
+    """Return a column of an Arrow table."""
+    if str(column.type) in ("string", "large_string"):
+        coded = column.dictionary_encode().combine_chunks()
+        codes = coded.indices.fill_null(GAP).to_numpy(zero_copy_only=False)
+        return Column(values=np.asarray(codes, dtype=np.int64), texts=tuple(coded.dictionary.to_pylist()))
+    if str(column.type) == "bool":
+        return Column(values=np.asarray(column.to_numpy(zero_copy_only=False), dtype=bool))
+    if not column.null_count:
+        return Column(values=np.asarray(column.to_numpy(), dtype=np.int64))
+    gaps = np.asarray(column.is_null().to_numpy(), dtype=bool)
+    return Column(values=np.asarray(column.fill_null(0).to_numpy(), dtype=np.int64), gaps=gaps)

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from distdiag import events
 from distdiag.deferred import deferred
-from distdiag.run.frames import CALL_COLUMNS, TIMES, Ranked, frame, objects
+from distdiag.run.columns import Booleans, Columns, Integers, constant
+from distdiag.run.frames import CALL_COLUMNS, Ranked, frame, objects
 from distdiag.run.identity import Groups, Paths
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 else:
     pd = deferred("pandas")
 
-Integers = npt.NDArray[np.int64]
-Booleans = npt.NDArray[np.bool_]
 Objects = npt.NDArray[np.object_]
 
 UNKNOWN = "unknown"
@@ -31,41 +30,6 @@ _RANK_SHIFT = 40
 _NOBODY = -1
 _NO_SIGNATURE = events.Signature(signature=-1, group=UNKNOWN, op=UNKNOWN, path=0, agree=0)
 _DONE_INTEGERS = ("end_ns", "wait_start_ns", "arrive_ns", "duration_ns")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
-    """Raw columns of call or done records, with the rank of each row and what to add to its clock."""
-
-    ranks: Integers
-    offsets: Integers
-    arrow: Any
-
-    def integers(self, name: str) -> Integers:
-        """Return a column as integers, 0 where it has a gap."""
-        column = self.arrow[name]
-        values = np.asarray((column.fill_null(0) if column.null_count else column).to_numpy(), dtype=np.int64)
-        return values + self.offsets if name in TIMES else values
-
-    def gaps(self, name: str) -> Booleans:
-        """Return where a column has gaps."""
-        column = self.arrow[name]
-        if not column.null_count:
-            return np.zeros(len(column), dtype=bool)
-        return np.asarray(column.is_null().to_numpy(), dtype=bool)
-
-    def booleans(self, name: str) -> Booleans:
-        """Return a column of truth values."""
-        return np.asarray(self.arrow[name].to_numpy(zero_copy_only=False), dtype=bool)
-
-    def texts(self, name: str) -> tuple[Integers, list[str]]:
-        """Return a text column as codes, -1 for a gap, and the texts they stand for."""
-        column = self.arrow[name]
-        if column.null_count == len(column):
-            return np.full(len(column), -1, dtype=np.int64), []
-        coded = column.dictionary_encode().combine_chunks()
-        codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        return np.asarray(codes, dtype=np.int64), coded.dictionary.to_pylist()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +106,7 @@ def _signed(signatures: Signatures, rows: Integers) -> dict[str, Any]:
             values[name] = _categories(codes[rows], list(texts))
         elif dtype == "object":
             equal = all(value is column[0] for value in column)  # None, or no tuple but the empty one
-            values[name] = _one(column[0], len(rows)) if equal else column[rows]
+            values[name] = constant(column[0], len(rows)) if equal else column[rows]
         elif dtype == "Int64":
             gaps = np.array([value is None for value in column], dtype=bool)
             values[name] = _nullable(_integers(value or 0 for value in column)[rows], gaps[rows])
@@ -175,8 +139,8 @@ def _ends(dones: Columns, keys: Integers) -> dict[str, Any]:
 
 def _no_ends(size: int) -> dict[str, Any]:
     values: dict[str, Any] = dict.fromkeys(_DONE_INTEGERS, _no_integers(size))
-    values["failed"] = _one(False, size)
-    return values | dict.fromkeys(("clock", "error"), _one(None, size))
+    values["failed"] = constant(False, size)
+    return values | dict.fromkeys(("clock", "error"), constant(None, size))
 
 
 def _keys(ranks: Integers, numbers: Integers) -> Integers:
@@ -206,24 +170,17 @@ def _nullable(values: Integers, gaps: Booleans) -> pd.arrays.IntegerArray:
 
 
 def _no_integers(size: int) -> pd.arrays.IntegerArray:
-    return pd.arrays.IntegerArray(_one(0, size), _one(True, size))
+    return pd.arrays.IntegerArray(constant(0, size), constant(True, size))
 
 
 def _if_any(values: Booleans) -> Booleans:
-    return values if values.any() else _one(False, len(values))
-
-
-def _one(value: object, size: int) -> Any:
-    """Return a column of equal values, which takes no memory: most logs leave most columns out."""
-    cell = np.empty((), dtype=type(value) if isinstance(value, bool | int) else np.object_)
-    cell[()] = value
-    return np.broadcast_to(cell, size)
+    return values if values.any() else constant(False, len(values))
 
 
 def _texts_or_none(columns: Columns, name: str, order: Integers, unknown: Booleans | None = None) -> Objects:
     codes, texts = columns.texts(name)
     if not texts:
-        nothing: Objects = _one(None, len(order))
+        nothing: Objects = constant(None, len(order))
         return nothing
     found = objects([*texts, None])[codes[order]]
     if unknown is not None:
@@ -231,7 +188,7 @@ def _texts_or_none(columns: Columns, name: str, order: Integers, unknown: Boolea
     return found
 
 
-def _categories(codes: Integers, texts: list[str]) -> pd.Categorical:
+def _categories(codes: Integers, texts: Sequence[str]) -> pd.Categorical:
     # Sorted, so that the order of files shows nowhere.
     order = sorted(range(len(texts)), key=texts.__getitem__)
     position = np.empty(len(texts), dtype=np.int64)

@@ -13,9 +13,10 @@ import numpy as np
 from distdiag import events
 from distdiag.engine import Engine
 from distdiag.errors import DistdiagError
-from distdiag.run.bulk import Rows, give_back, read_bulk
-from distdiag.run.calls import UNKNOWN, Columns, calls_frame, signatures_of
+from distdiag.run.bulk import give_back, read_bulk
+from distdiag.run.calls import UNKNOWN, calls_frame, signatures_of
 from distdiag.run.clocks import clocks_of, corrections
+from distdiag.run.columns import Columns, Rows
 from distdiag.run.frames import CALL_COLUMNS, TIMES, Ranked, frame_of
 from distdiag.run.identity import Groups, Interned, Paths, interned
 from distdiag.run.records import Records, decode_lines
@@ -69,17 +70,12 @@ def read(engine: Engine, parts: Sequence[Part]) -> Content:
 
     Raises ``DistdiagError`` where one log holds the records of several processes.
     """
-    lines = engine.other_lines([part.path for part in parts])
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        reading = pool.submit(read_bulk, engine, parts)  # while Python decodes the rest
-        records = decode_lines(parts, lines)
-        bulk = reading.result()
+    records, bulk = _all_records(engine, parts)
     headers = _headers(records)
     clocks = clocks_of(headers, {part.rank for part in parts})
     offsets = {rank: clock.offset_ns for rank, clock in clocks.items()}
     calls, paths = _calls(engine, parts, records, bulk, offsets)
-    damaged = [rows.damaged for rows in bulk.values()]
-    del bulk, reading  # as large as the frame that was made of it
+    del bulk  # as large as the frame that was made of it
     give_back()
     added, error = corrections(calls, clocks)
     offsets = {rank: offset + added.get(rank, 0) for rank, offset in offsets.items()}
@@ -96,11 +92,21 @@ def read(engine: Engine, parts: Sequence[Part]) -> Content:
         headers=headers,
         frames=frames,
         paths=paths.frames,
-        undecodable=sum(damaged, records.undecodable),
+        undecodable=records.undecodable,
         unknown_kinds=records.unknown_kinds,
         clock_corrections_ns={rank: shift for rank, shift in sorted(added.items()) if shift},
         clock_error_ns=error,
     )
+
+
+def _all_records(engine: Engine, parts: Sequence[Part]) -> tuple[Records, Mapping[type[events.Event], Rows]]:
+    lines = engine.other_lines([part.path for part in parts])
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        reading = pool.submit(read_bulk, engine, parts)  # while Python decodes the rest
+        records = decode_lines(parts, lines)
+        bulk, damaged = reading.result()
+    records.undecodable.update(damaged)
+    return records, bulk
 
 
 def _each_once(groups: pd.DataFrame) -> pd.DataFrame:
@@ -138,7 +144,7 @@ def _calls(
     ranks = np.array([part.rank for part in parts], dtype=np.int64)
     shifts = np.array([offsets[part.rank] for part in parts], dtype=np.int64)
     calls, dones = (
-        Columns(ranks=ranks[rows.files], offsets=shifts[rows.files], arrow=rows.arrow)
+        Columns(ranks=ranks[rows.files], offsets=shifts[rows.files], named=rows.columns)
         for rows in (bulk[events.Call], bulk[events.Done])
     )
 

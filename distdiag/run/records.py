@@ -30,6 +30,33 @@ class Records:
     unknown_kinds: Counter[str]
     ranks: set[int] = field(default_factory=set)
     """Ranks of which anything could be read."""
+    shared: dict[bytes, events.Event] = field(default_factory=dict)
+    """Interned records that are the same on many ranks, and then one object, by their lines."""
+
+    @classmethod
+    def none(cls) -> "Records":
+        """Return what holds nothing yet."""
+        return cls(by_kind={kind: [] for kind in events.EVENTS}, undecodable=Counter(), unknown_kinds=Counter())
+
+    def take(self, rank: int, record: events.Event) -> None:
+        """Take a record that was decoded already."""
+        if isinstance(record, events.Group):
+            record.ranks = record.members()  # thousands of ranks name the same thousands of members
+        elif isinstance(record, events.Path | events.Signature):
+            line = events.encode(record)
+            record = self.shared.setdefault(line, record) if len(self.shared) < MOST_SHARED else record
+        self.by_kind[type(record)].append(Ranked(rank=rank, record=record))
+
+    def note_unfit(self, part: Part, line: bytes) -> None:
+        """Count a line that holds no record that this version knows."""
+        try:
+            kind = _kind.decode(line).kind
+        except msgspec.DecodeError:
+            kind = ""
+        if not kind or kind in _KNOWN_KINDS:
+            self.undecodable[part.log.path.name] += 1
+        else:
+            self.unknown_kinds[kind] += 1
 
 
 _REPEATED = (b'{"kind":"path"', b'{"kind":"signature"')
@@ -39,7 +66,7 @@ MOST_SHARED = 50_000
 
 def decode_lines(parts: Sequence[Part], lines: Iterable[tuple[int, bytes | None]]) -> Records:
     """Sort lines by kind; a line is None where the engine found no JSON."""
-    records = Records(by_kind={kind: [] for kind in events.EVENTS}, undecodable=Counter(), unknown_kinds=Counter())
+    records = Records.none()
     unreadable: Counter[int] = Counter()
     shared: dict[bytes, events.Event] = {}
     for file, line in lines:
@@ -59,7 +86,7 @@ def _take(records: Records, part: Part, line: bytes, shared: dict[bytes, events.
         try:
             record = _decoded(line)
         except (msgspec.DecodeError, ValueError):
-            _note_unfit(records, part, line)
+            records.note_unfit(part, line)
             return
         if line.startswith(_REPEATED) and len(shared) < MOST_SHARED:
             shared[line] = record
@@ -73,14 +100,3 @@ def _decoded(line: bytes) -> events.Event:
     if isinstance(record, events.Group):
         record.ranks = record.members()  # thousands of ranks name the same thousands of members
     return record
-
-
-def _note_unfit(records: Records, part: Part, line: bytes) -> None:
-    try:
-        kind = _kind.decode(line).kind
-    except msgspec.DecodeError:
-        kind = ""
-    if not kind or kind in _KNOWN_KINDS:
-        records.undecodable[part.log.path.name] += 1
-    else:
-        records.unknown_kinds[kind] += 1
