@@ -134,8 +134,10 @@ def _newest_frames(dumps: pd.DataFrame) -> tuple[str, ...]:
 
 def _watched_by_others(run: Run) -> dict[int, int]:
     """Return when the backends of ranks spoke last, where that was after all that is known of their calls."""
+    if run.statuses.empty:
+        return {}
     calls = run.calls
-    newest = by_rank(calls.assign(end_ns=calls["end_ns"].fillna(calls["start_ns"])).groupby("rank")["end_ns"].max())
+    newest = by_rank(calls["end_ns"].fillna(calls["start_ns"]).groupby(calls["rank"]).max())
     spoke = by_rank(run.statuses.groupby("rank")["time_ns"].max())
     return {rank: int(moment) for rank, moment in spoke.items() if moment > newest.get(rank, NEVER_NS)}
 
@@ -212,7 +214,7 @@ def _unrecovered(calls: pd.DataFrame, phases: pd.DataFrame) -> dict[int, tuple[i
     both = pd.concat([frame[columns] for frame in (failed, creating) if len(frame)] or [failed[columns]])
     if both.empty:
         return {}
-    well = calls[~calls["failed"] & calls["end_ns"].notna()]
+    well = calls.loc[~calls["failed"] & calls["end_ns"].notna(), ["rank", "start_ns"]]
     last_well = by_rank(well.groupby("rank")["start_ns"].max())
     first: dict[int, tuple[int, str | None]] = {}
     for rank, end_ns, error in zip(both["rank"].tolist(), both["end_ns"].tolist(), both["error"].tolist(), strict=True):

@@ -1,6 +1,7 @@
 """What the sources of a run can tell: a foreign one says much less than a log of our own, and its silence nothing."""
 
 import re
+import weakref
 
 from distdiag.analyzers.investigation.rows import records
 from distdiag.findings import Confidence
@@ -18,8 +19,19 @@ NOT_TOLD = {
 }
 
 
+_recorded: weakref.WeakKeyDictionary[Run, frozenset[int]] = weakref.WeakKeyDictionary()
+"""Many ask; the answer lives as long as its run."""
+
+
 def recorded(run: Run) -> frozenset[int]:
     """Return the ranks whose own recording tells whether they lived and how they ended."""
+    known = _recorded.get(run)
+    if known is None:
+        known = _recorded[run] = _own(run)
+    return known
+
+
+def _own(run: Run) -> frozenset[int]:
     foreign = {int(h.rank) for h in records(run.headers) if OWN not in _sources(h.source)}
     return frozenset(run.ranks) - foreign
 

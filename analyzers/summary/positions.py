@@ -18,6 +18,11 @@ from distdiag.findings import Position
 from distdiag.run import Run
 
 SECOND_NS = 1_000_000_000
+_CALL = (
+    *("rank", "call", "group", "members", "op", "p2p", "peer", "seq", "step", "phase", "path"),
+    *("start_ns", "end_ns", "failed"),
+)
+"""What of a call tells where its rank is."""
 _ENDED = {"interpreter": "exited", "os._exit": "left by os._exit", "uninstall": "stopped recording"}
 
 
@@ -195,14 +200,14 @@ def _last_calls(calls: pd.DataFrame, mask: npt.NDArray[np.bool_]) -> dict[int, d
     """Return the last of some calls of each rank; they are ordered by rank."""
     rows = np.flatnonzero(mask)
     ranks = calls["rank"].to_numpy()[rows]
-    return _last(calls.iloc[rows[np.append(ranks[1:] != ranks[:-1], True)[: len(rows)]]])
+    return _last(calls[list(_CALL)].iloc[rows[np.append(ranks[1:] != ranks[:-1], True)[: len(rows)]]])
 
 
 def _first_calls(calls: pd.DataFrame, mask: npt.NDArray[np.bool_]) -> dict[int, dict[Any, Any]]:
     """Return the first of some calls of each rank."""
     rows = np.flatnonzero(mask)
     ranks = calls["rank"].to_numpy()[rows]
-    return _last(calls.iloc[rows[np.insert(ranks[1:] != ranks[:-1], 0, True)[: len(rows)]]])
+    return _last(calls[list(_CALL)].iloc[rows[np.insert(ranks[1:] != ranks[:-1], 0, True)[: len(rows)]]])
 
 
 def _open(records: pd.DataFrame, identity: list[str]) -> pd.DataFrame:
