@@ -58,7 +58,7 @@ def _load(store: "_Store", folder: Path) -> Run:
     sizes = store.sizes()
     if MANIFEST in sizes:
         store.fetch_all(folder)
-        return _on_spark(importers.load(folder), store, folder)
+        return _on_spark(importers.load(folder, written=True), store, folder)
     logs = {name: size for name, size in sizes.items() if place_of(name) is not None}
     if sum(sizes.values()) - sum(logs.values()) > MAX_OTHER_BYTES:
         raise DistdiagError(f"{store.uri} holds more than logs", "name a folder of logs alone")
@@ -68,12 +68,12 @@ def _load(store: "_Store", folder: Path) -> Run:
     starts = _starts(logs, window)
     for name, size in sizes.items():
         store.fetch(name, folder / name, starts.get(name, 0), size)
-    run = importers.load(folder)
+    run = importers.load(folder, written=True)
     if window is None:
         return _on_spark(run, store, folder)
     if run.quality.unresolved_calls:
         _add_interned(_on_spark(run, store, folder), [folder / name for name, start in starts.items() if start])
-        run = importers.load(folder)
+        run = importers.load(folder, written=True)
     quality = dataclasses.replace(run.quality, bytes=total, window_bytes=window)
     return _on_spark(dataclasses.replace(run, quality=quality), store, folder)
 

@@ -1,8 +1,10 @@
 """``distdiag analyze``: one verdict for a folder of logs."""
 
 import dataclasses
+import functools
 import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,9 +49,10 @@ def analyze(
     engine: str = _options.EMBEDDED,
 ) -> int:
     """Analyse ``logs``, render the report and return the exit code that says whether the run was healthy."""
-    from distdiag.analyzers import diagnose  # pandas and duckdb: not for --help
+    loading = _begin(logs, engine)
+    from distdiag.analyzers import diagnose  # takes long, also because of pandas: other processors read meanwhile
 
-    run = _load(logs, engine)
+    run = loading()
     report = diagnose(run)
     if pictured:
         report = _with_pictures(run, report)
@@ -61,19 +64,26 @@ def analyze(
     return 0 if report.verdict.name == HEALTHY else 1
 
 
-def _load(logs: Path, engine: str) -> "Run":
+def _begin(logs: Path, engine: str) -> Callable[[], "Run"]:
+    """Begin to read logs, and return what returns them."""
+    from distdiag import importers, remote
+
+    uri = remote.uri_of(logs)
+    if engine != _options.EMBEDDED:
+        return functools.partial(_on_spark, logs, uri, engine)
+    if uri is not None:
+        raise DistdiagError(f"{uri} does not lie on this machine", "read it with --engine spark, or copy it here")
+    return importers.begin(logs)
+
+
+def _on_spark(logs: Path, uri: str | None, engine: str) -> "Run":
     from distdiag import importers, remote
     from distdiag.engine import spark
 
-    uri = remote.uri_of(logs)
-    if engine == _options.EMBEDDED:
-        if uri is not None:
-            raise DistdiagError(f"{uri} does not lie on this machine", "read it with --engine spark, or copy it here")
-        return importers.load(logs)
     session = spark.session_of(spark.LOCAL if engine == _options.SPARK else engine)
     if uri is not None:
         return remote.load(uri, session)
-    run = importers.load(logs)
+    run = importers.load(logs, written=True)  # executors read files
     return dataclasses.replace(run, engine=spark.SparkEngine(session, run.engine))
 
 

@@ -5,10 +5,11 @@ To add an importer, write a module with ``NAME``, ``recognises(path, head)`` and
 """
 
 import dataclasses
+import functools
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from distdiag import run
@@ -17,13 +18,13 @@ from distdiag.errors import DistdiagError
 from distdiag.importers import flight_recorder, op_tables, profiler, stacks, stderr
 from distdiag.importers._collecting import without_collecting
 from distdiag.importers._contract import Imported, Importer, Measured, TableImporter
-from distdiag.importers._merging import merged
+from distdiag.importers._merging import held, merged
 from distdiag.importers._sorting import Sorted, sorted_files
 from distdiag.run import Measurements, Quality, Run
 from distdiag.run.packing import Packed
 from distdiag.run.packing import pack as write
 
-__all__ = ["IMPORTERS", "TABLES", "Imported", "Importer", "Measured", "TableImporter", "load", "pack"]
+__all__ = ["IMPORTERS", "TABLES", "Imported", "Importer", "Measured", "TableImporter", "begin", "load", "pack"]
 
 IMPORTERS: tuple[Importer, ...] = (flight_recorder, stacks, stderr)
 """In the order of trust: where two sources tell the calls of one rank, the first one's are taken."""
@@ -32,22 +33,33 @@ IMPORTERS: tuple[Importer, ...] = (flight_recorder, stacks, stderr)
 TABLES: tuple[TableImporter, ...] = (op_tables, profiler)
 
 
-def load(path: Path) -> Run:
+def load(path: Path, *, written: bool = False) -> Run:
     """Read whatever a directory holds as a run: own logs as they are, foreign files converted, tables beside them.
+
+    What is converted becomes files when something asks for them; ``written`` says that they are wanted now.
 
     Raises ``DistdiagError`` when there is nothing that could be analysed.
     """
+    return begin(path, written=written)()
+
+
+def begin(path: Path, *, written: bool = False) -> Callable[[], Run]:
+    """Begin to read what ``load`` reads, and return what returns it: meanwhile there may be libraries to import."""
     manifest = manifest_of(path)
     if manifest is not None:
-        return _unpacked(path, manifest)
+        return functools.partial(_unpacked, path, manifest)
     files = sorted_files(path, IMPORTERS, TABLES)
+    return functools.partial(_loaded, path, files, _begun(files.foreign), written)
+
+
+def _loaded(path: Path, files: Sorted, begun: Sequence[Iterable[Imported]], written: bool) -> Run:
     tables, notes = _measured(files)
     with without_collecting():
-        imported, unread = _read(files.foreign)
+        imported, unread = _read(begun)
         notes = (*notes, *unread)
         if tables.rows and not files.own and not imported:
             return run.measured(tables, _told(Quality(files=0, bytes=0), files, tables, notes))
-        loaded = _records(path, files, imported, notes)
+        loaded = _records(path, files, imported, notes, written=written)
     if not files.tables:
         return loaded
     return dataclasses.replace(
@@ -68,7 +80,7 @@ def pack(path: Path, folder: Path) -> tuple[Packed, tuple[str, ...]]:
         raise DistdiagError(f"{path} is packed already", "analyse it as it is")
     files = sorted_files(path, IMPORTERS, TABLES)
     left_out = tuple(f"{len(found)} {table.NAME} files are not packed" for table, found in files.tables.items())
-    imported, notes = _read(files.foreign)
+    imported, notes = _read(_begun(files.foreign))
     if not imported:
         return write(path, folder), left_out
     quality = _told(Quality(files=0, bytes=0), files, Measurements(), notes)
@@ -86,7 +98,7 @@ def _unpacked(path: Path, manifest: Manifest) -> Run:
     return dataclasses.replace(loaded, quality=quality)
 
 
-def _records(path: Path, files: Sorted, imported: Sequence[Imported], notes: tuple[str, ...]) -> Run:
+def _records(path: Path, files: Sorted, imported: Sequence[Imported], notes: tuple[str, ...], *, written: bool) -> Run:
     """Return the run of own logs and of the records of other sources."""
     if not files.foreign:
         if path.is_file() and not files.own:
@@ -105,6 +117,10 @@ def _records(path: Path, files: Sorted, imported: Sequence[Imported], notes: tup
             f"nothing could be read from {_count(files)} in {path}" + "".join(f"; {note}" for note in notes[:1]),
             "are they whole? dumps and logs are read, archives have to be unpacked first",
         )
+    logs = None if files.own or written else held(imported)
+    if logs:
+        loaded = run.load_held(logs)
+        return dataclasses.replace(loaded, quality=_told(loaded.quality, files, Measurements(), notes))
     directory = Path(tempfile.mkdtemp(prefix="distdiag-"))
     try:
         loaded = run.load(merged(files.own, imported, directory))
@@ -149,8 +165,12 @@ def _measured(files: Sorted) -> tuple[Measurements, tuple[str, ...]]:
     return tables, (*notes, *(note for each in measured for note in each.notes))
 
 
-def _read(foreign: Mapping[Importer, Sequence[Path]]) -> tuple[tuple[Imported, ...], tuple[str, ...]]:
-    read = tuple(each for importer, files in foreign.items() for each in importer.read(files))
+def _begun(foreign: Mapping[Importer, Sequence[Path]]) -> list[Iterable[Imported]]:
+    return [importer.read(files) for importer, files in foreign.items()]
+
+
+def _read(begun: Iterable[Iterable[Imported]]) -> tuple[tuple[Imported, ...], tuple[str, ...]]:
+    read = tuple(each for told in begun for each in told)
     notes = tuple(dict.fromkeys(note for each in read for note in each.notes))
     return tuple(each for each in read if each.events), notes
 

@@ -1,12 +1,13 @@
 """What an importer is, and what it hands over."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from distdiag.events import Event
+from distdiag.events import Call, Event, Status
 from distdiag.run import Measurements
+from distdiag.run.held import Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +22,25 @@ class Imported:
     """None where nothing tells whose it is; such records can be kept, but not compared."""
     attempt: int
     events: Sequence[Event]
+    """All records; of a source with many calls all but those and their ends."""
+    calls: Rows | None = None
+    dones: Rows | None = None
     notes: tuple[str, ...] = ()
     """What could not be read, in words."""
+
+    def records(self) -> Iterator[Event]:
+        """Yield all records in the order of a log, which tells last how far everything got."""
+        last = next((place for place, event in enumerate(self.events) if isinstance(event, Status)), len(self.events))
+        yield from self.events[:last]
+        for rows in (self.calls, self.dones):
+            if rows is not None:
+                yield from rows.records()
+        yield from self.events[last:]
+
+    @property
+    def tells_calls(self) -> bool:
+        """Return whether any call is told."""
+        return bool(self.calls) or any(isinstance(event, Call) for event in self.events)
 
 
 class Importer(Protocol):

@@ -1,10 +1,9 @@
 """Sizes and call sites of a dump's entries, equal ones once: they repeat thousands of times."""
 
 import marshal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from distdiag import events
 from distdiag.importers._dumps import Entry
 from distdiag.importers._operations import Tensors, tensors, writable
 from distdiag.importers._pickles import RefusedError
@@ -14,33 +13,35 @@ MAX_MISSES = 32
 """A dump of another writer repeats frames without sharing them: looking for shared ones is then in vain."""
 MAX_FRAMES = 64
 """Innermost frames of a call that are read."""
-MAX_SIZE_BYTES = 64 << 20
-"""Sizes of all entries together; a small pickle may repeat one huge list thousands of times."""
 MAX_SITE_BYTES = 512 << 20
-"""The same for stacks, of which each entry has one."""
+"""Stacks of all entries together, for the same reason; each entry has one."""
 TORCH_FILES = ("distributed_c10d.py", "c10d_logger.py", "typing_extensions.py", "_functional_collectives.py")
 """Found in the paths of dumps whose folders were cut off."""
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 class Sizes:
     """Reads the sizes of entries, equal ones once."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Tensors] = {}
-        self._budget = MAX_SIZE_BYTES
+        self._known: dict[Tensors, Tensors] = {}
 
     def of(self, entry: Entry) -> Tensors:
         """Return what an entry moves: the same object for equal sizes and types."""
-        raw = (entry.input_sizes, entry.output_sizes, entry.input_dtypes, entry.output_dtypes)
-        splits = entry.input_split_sizes, entry.output_split_sizes
-        key = _content(raw if splits == (None, None) else (raw, splits))
-        moved = self._known.get(key)
-        if moved is None:
-            moved = self._known[key] = tensors(*raw, splits)
-        self._budget -= len(key)
-        if self._budget < 0:
-            raise RefusedError("the sizes of its tensors are beyond reason")
-        return moved
+        moved = tensors(
+            entry.input_sizes,
+            entry.output_sizes,
+            entry.input_dtypes,
+            entry.output_dtypes,
+            (entry.input_split_sizes, entry.output_split_sizes),
+        )
+        return self._known.setdefault(moved, moved)
+
+
+def numbers_in(entry: Entry) -> int:
+    """Return how many numbers the sizes of an entry hold, whether they make sense or not."""
+    shapes = (entry.input_sizes, entry.output_sizes, [entry.input_split_sizes], [entry.output_split_sizes])
+    return sum(len(each) for sizes in shapes if isinstance(sizes, list) for each in sizes if isinstance(each, list))
 
 
 class Sites:
@@ -70,9 +71,10 @@ class Sites:
             self._hits += 1
         return number
 
-    def records(self) -> Iterator[events.Path]:
-        """Yield the records of all sites met."""
-        return (events.Path(path=number, frames=list(path)) for path, number in self._paths.items() if number)
+    @property
+    def paths(self) -> tuple[tuple[str, ...], ...]:
+        """Return all sites met, outermost frame first; the first has number 1."""
+        return tuple(self._paths)[1:]
 
     def _read(self, frames: Sequence[Any]) -> int:
         content = _content(frames)
@@ -86,12 +88,19 @@ class Sites:
         return number
 
 
-def _content(values: Any) -> bytes:
-    """Return bytes that are equal for equal values."""
-    try:
-        return marshal.dumps(values, 2)
-    except ValueError as error:
-        raise RefusedError("its values are nested beyond reason") from error
+def plain(frames: Any) -> bool:
+    """Return whether frames hold nothing that holds something itself: comparing them then takes no time."""
+    return frames is None or (
+        isinstance(frames, list)
+        and all(isinstance(frame, dict) and _PLAIN.issuperset(map(type, frame.values())) for frame in frames)
+    )
+
+
+def _content(frames: Sequence[Any]) -> bytes:
+    """Return bytes that are equal for equal frames."""
+    if not plain(list(frames)):
+        frames = [_frame_text(frame) for frame in frames]
+    return marshal.dumps(list(frames), 2)
 
 
 def _frame_text(frame: Any) -> str | None:

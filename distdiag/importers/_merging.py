@@ -16,6 +16,7 @@ from distdiag import events
 from distdiag.importers._contract import Imported
 from distdiag.journal.segments import file_name, log_name, read_lines
 from distdiag.run.frames import TIMES
+from distdiag.run.held import MOST_HELD, HeldLog
 from distdiag.run.launch import processes_of
 from distdiag.run.logfiles import LogFile, discover
 
@@ -42,12 +43,39 @@ def merged(own: Sequence[Path], imported: Sequence[Imported], directory: Path) -
     for (rank, attempt), sources in sorted(by_log.items(), key=lambda item: _order(*item[0])):
         if rank is None:
             for source in sources:
-                _write(directory / file_name(f"unknown-{next(nameless)}", 0, 0), source.events)
+                _write(directory / file_name(f"unknown-{next(nameless)}", 0, 0), source.records())
         elif rank in recorded:
             _add(directory, recorded[rank], sources)
         else:
             _write(directory / file_name(log_name(rank), attempt, 0), _one_log(sources))
     return directory
+
+
+def held(imported: Sequence[Imported]) -> list[HeldLog] | None:
+    """Return the logs that ``merged`` would write; None where it has to: for several sources of one rank, for such of
+    no known rank, and where there are too many calls.
+    """
+    logs = [_held(each) for each in imported]
+    distinct = {log.name for log in logs if log is not None}
+    calls = sum(len(log.calls) for log in logs if log is not None)
+    if len(distinct) < len(logs) or calls > MOST_HELD:
+        return None
+    return [log for log in logs if log is not None]
+
+
+def _held(source: Imported) -> HeldLog | None:
+    header = source.events[0]
+    if source.rank is None or source.calls is None or source.dones is None or not isinstance(header, events.Header):
+        return None
+    return HeldLog(
+        name=file_name(log_name(source.rank), source.attempt, 0),
+        rank=source.rank,
+        attempt=source.attempt,
+        header=header,
+        records=source.events,
+        calls=source.calls,
+        dones=source.dones,
+    )
 
 
 def _order(rank: int | None, attempt: int) -> tuple[bool, int, int]:
@@ -95,9 +123,9 @@ def _one_log(sources: Sequence[Imported]) -> Iterator[events.Event]:
             source="+".join(dict.fromkeys(header.source for header in headers)),
             world_size=max((h.world_size for h in headers if h.world_size is not None), default=None),
         )
-    teller = next((source for source in sources if any(isinstance(e, events.Call) for e in source.events)), sources[0])
+    teller = next((source for source in sources if source.tells_calls), sources[0])
     for position, source in enumerate(sources):
-        kept = source.events if source is teller else _facts(source.events)
+        kept = source.records() if source is teller else _facts(source.events)
         yield from _apart((event for event in kept if not isinstance(event, events.Header)), position)
 
 

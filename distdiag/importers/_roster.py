@@ -5,13 +5,16 @@ ranks that used them. The progress of a group is told under a number that each p
 messages as well as collectives where a group has both, so that it says nothing of either.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from distdiag import events
+from distdiag.importers._calls import timed_out, with_ends
 from distdiag.importers._dumps import Progress
+from distdiag.importers._kinds import Drafted, GroupFacts, joined
 from distdiag.importers._operations import OPEN_ENDED, device_of, digest
-from distdiag.importers._transcript import Drafted, GroupFacts, Transcript, joined, timed_out
+from distdiag.importers._transcript import Transcript
+from distdiag.run.held import Rows
 
 DEFAULT_NAME = "0"
 DEFAULT_DESCRIPTION = "default_pg"
@@ -43,16 +46,22 @@ class Roster:
         self._typed = all(transcript.typed for transcript in transcripts)
         self._progress = {rank: dict(_progress(transcript)) for rank, transcript in self._by_rank.items()}
         self._untold = self._groups_of_mixed_progress()
+        self._paths: dict[Hashable, events.Path] = {}
+        self._signatures: dict[Hashable, events.Signature] = {}
 
     def records(self, transcript: Transcript) -> Iterator[events.Event]:
-        """Yield the records of one rank behind its header."""
+        """Yield the records of one rank behind its header, but for its calls and their ends."""
         yield from self._groups(transcript)
-        yield from transcript.paths
+        for number, frames in enumerate(transcript.paths, start=1):
+            path = events.Path(path=number, frames=list(frames))
+            yield self._paths.setdefault((number, frames), path)  # ranks share most of them
         yield from (self._signature(transcript, draft) for draft in transcript.drafts)
-        yield from transcript.calls
-        for facts in transcript.groups.values():
-            yield from self._decided(transcript, facts)
         yield from self._statuses(transcript)
+
+    def dones(self, transcript: Transcript) -> Rows:
+        """Return the ends of the calls of one rank."""
+        decided = (done for facts in transcript.groups.values() for done in self._decided(transcript, facts))
+        return with_ends(transcript.dones, list(decided))
 
     # ---- groups -----------------------------------------------------------------------------------------------------
     def members(self, transcript: Transcript, name: str) -> tuple[int, ...]:
@@ -89,16 +98,23 @@ class Roster:
             yield events.Group(
                 group=name,
                 description=facts.description if facts is not None else config.description if config else "",
-                ranks=list(self.members(transcript, name)),
+                ranks=self.members(transcript, name),
                 backend=facts.backend if facts is not None else "",
                 timeout_seconds=None if timeout_ms is None else timeout_ms / 1000,
                 time_ns=facts.first_ns if facts is not None else transcript.first_ns,
             )
 
     def _signature(self, transcript: Transcript, draft: Drafted) -> events.Signature:
-        op, moved = joined(draft)
         members = self.members(transcript, draft.group)
-        facts = transcript.groups[draft.group]
+        backend = transcript.groups[draft.group].backend
+        key = draft, backend, members if draft.operation.peer is not None else None
+        known = self._signatures.get(key)
+        if known is None:
+            known = self._signatures[key] = self._made(draft, backend, members)
+        return known
+
+    def _made(self, draft: Drafted, backend: str, members: Sequence[int]) -> events.Signature:
+        op, moved = joined(draft)
         peer = draft.operation.peer
         digests = [digest(each, tensors, typed=self._typed) for each, tensors in draft.parts]
         return events.Signature(
@@ -115,7 +131,7 @@ class Roster:
             output_splits=list(moved.output_splits),
             path=draft.path,
             thread=draft.thread,
-            device=device_of(facts.backend),
+            device=device_of(backend),
             agree=digests[0] if len(digests) == 1 else hash_together(digests),
         )
 
@@ -132,14 +148,14 @@ class Roster:
         last = {each.rank: each.groups[facts.name].last_seq if facts.name in each.groups else 0 for each in others}
         newest = max((each.groups[facts.name].newest_ended for each in others if facts.name in each.groups), default=-1)
         newest = max(min(newest, min(last.values(), default=-1)), facts.newest_ended)
-        for call, op, _ in facts.undecided:
-            if call.seq > newest:
+        for each in facts.undecided:
+            if each.seq > newest:
                 continue
-            absent = [rank for rank, seq in last.items() if seq < call.seq]
-            if absent and op not in OPEN_ENDED:
-                yield timed_out(call, facts.timeout_ms, f" without rank {absent[0]}")
+            absent = [rank for rank, seq in last.items() if seq < each.seq]
+            if absent and each.op not in OPEN_ENDED:
+                yield timed_out(each.call, each.start_ns, facts.timeout_ms, f" without rank {absent[0]}")
             else:
-                yield events.Done(call=call.call, end_ns=call.start_ns, clock="unknown")
+                yield events.Done(call=each.call, end_ns=each.start_ns, clock="unknown")
 
     # ---- progress ---------------------------------------------------------------------------------------------------
     def _statuses(self, transcript: Transcript) -> Iterator[events.Status]:

@@ -11,7 +11,8 @@ from distdiag.importers._operations import device_of
 from distdiag.importers._pickles import RefusedError
 from distdiag.importers._ranks import attempt_in_path, rank_of
 from distdiag.importers._roster import Roster
-from distdiag.importers._transcript import Transcript
+from distdiag.importers._sharing import Shared
+from distdiag.importers._transcript import Transcript, transcribed
 
 NAME = "flight-recorder"
 
@@ -29,14 +30,16 @@ def recognises(path: Path, head: bytes) -> bool:
 
 
 def read(files: Sequence[Path]) -> Iterator[Imported]:
-    """Yield the ranks that dumps tell of, attempt by attempt."""
+    """Begin to read dumps, and return what yields the ranks that they tell of, attempt by attempt."""
+    return _ranks(files, Shared(_transcript, files))
+
+
+def _ranks(files: Sequence[Path], shared: Shared[Transcript | str]) -> Iterator[Imported]:
     root = _common_folder(files)
     transcripts: list[tuple[int | None, Transcript]] = []
-    for file in files:
-        try:
-            transcript = _transcript(file)
-        except (RefusedError, OSError) as error:
-            yield _note(f"{file.name} could not be read: {error}")
+    for file, transcript in zip(files, shared.results(), strict=True):
+        if isinstance(transcript, str):
+            yield _note(f"{file.name} could not be read: {transcript}")
             continue
         transcripts.append((attempt_in_path(file, root), transcript))
         yield from _defects(transcript)
@@ -47,6 +50,8 @@ def read(files: Sequence[Path]) -> Iterator[Imported]:
                 rank=transcript.rank,
                 attempt=attempt,
                 events=[_header(transcript, attempt, roster.world_size), *roster.records(transcript)],
+                calls=transcript.calls,
+                dones=roster.dones(transcript),
             )
         yield from (
             _note(f"the dumps do not say who is in group {name}: taken to be the ranks that used it")
@@ -54,12 +59,16 @@ def read(files: Sequence[Path]) -> Iterator[Imported]:
         )
 
 
-def _transcript(file: Path) -> Transcript:
-    dump = read_dump(file)
-    rank = rank_of(file, (config.ranks for config in dump.configs.values()))
-    if rank is None:
-        raise RefusedError("neither its name nor its groups tell the rank")
-    return Transcript(dump, rank, file.stat().st_mtime_ns)
+def _transcript(file: Path) -> Transcript | str:
+    """Return what a dump tells, or why it cannot be read."""
+    try:
+        dump = read_dump(file)
+        rank = rank_of(file, (config.ranks for config in dump.configs.values()))
+        if rank is None:
+            return "neither its name nor its groups tell the rank"
+        return transcribed(dump, rank, file.stat().st_mtime_ns)
+    except (RefusedError, OSError) as error:
+        return str(error)
 
 
 def _header(transcript: Transcript, attempt: int, world_size: int) -> events.Header:

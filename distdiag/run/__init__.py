@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from distdiag import events
 from distdiag.deferred import deferred
 from distdiag.engine import FILE, Engine
+from distdiag.engine.held import HeldEngine
 from distdiag.engine.packs import PackEngine, manifest_of
 from distdiag.errors import DistdiagError
 from distdiag.run.alive import alive
@@ -20,6 +21,8 @@ from distdiag.run.content import Content, read
 from distdiag.run.crashes import crash_frame, user_frames
 from distdiag.run.earlier import Members, earlier_of
 from distdiag.run.frames import CALL_COLUMNS, CRASH_COLUMNS
+from distdiag.run.held import HeldLog
+from distdiag.run.held_rows import processes_held
 from distdiag.run.launch import Launch, choose, processes_of
 from distdiag.run.logfiles import LogFile, discover
 from distdiag.run.measurements import (
@@ -53,6 +56,7 @@ __all__ = [
     "Run",
     "load",
     "load_earlier",
+    "load_held",
     "measured",
     "user_frames",
 ]
@@ -120,12 +124,14 @@ class Run:
         """Return whether there are measurements of other tools, and no logs beside them."""
         return not self.ranks and not (self.operations.empty and self.profiles.empty)
 
-    def table(self, kind: str) -> ibis.Table:
+    def table(self, *kinds: str, only: Collection[str] | None = None) -> ibis.Table:
         """Return all records of a kind, whatever the frames' window, as a lazy Ibis table with the column ``rank``.
 
-        Times are the raw monotonic clock of each rank, paths and signatures its own numbers.
+        Times are the raw monotonic clock of each rank, paths and signatures its own numbers. ``only`` these fields are
+        read. Of several kinds, read at once, a field is NULL where the kind of a record has none of its name.
         """
-        table = self.engine.read(self.files, _KINDS[kind])
+        wanted = _KINDS[kinds[0]] if len(kinds) == 1 else tuple(_KINDS[kind] for kind in kinds)
+        table = self.engine.read(self.files, wanted, only)
         ranks = ibis.array(list(self.file_ranks))
         kept = table.drop("rank") if "rank" in table.columns else table
         return kept.mutate(rank=ranks[kept[FILE].cast("int32")].cast("int64")).drop(FILE)
@@ -145,6 +151,16 @@ def load(path: Path) -> Run:
     return dataclasses.replace(_read(path, logs, launch), earlier=earlier_of(processes, launch))
 
 
+def load_held(logs: Sequence[HeldLog]) -> Run:
+    """Return the run of logs that are held in memory."""
+    processes = processes_held(logs)
+    launch = choose(processes)
+    files = [file for process in processes for file in process.files]
+    if not launch.members:
+        raise _nothing_to_analyse(files[0].path, files, launch)
+    return dataclasses.replace(_read(files[0].path.parent, files, launch), earlier=earlier_of(processes, launch))
+
+
 def load_earlier(members: Members) -> Run:
     """Read a former attempt; raises ``DistdiagError`` where nothing of it can be read."""
     logs = [log for process in members.values() for log in process.files]
@@ -153,8 +169,7 @@ def load_earlier(members: Members) -> Run:
 
 
 def _read(path: Path, logs: Sequence[LogFile], launch: Launch) -> Run:
-    manifest = manifest_of(path)
-    engine = Engine() if manifest is None else PackEngine(path, manifest)
+    engine = _engine(path, logs)
     window = window_bytes(launch.members)
     parts = parts_of(launch.members, window, engine)
     content = read(engine, parts)
@@ -166,7 +181,7 @@ def _read(path: Path, logs: Sequence[LogFile], launch: Launch) -> Run:
         world_size=max(quality.world_sizes, default=None),
         missing=quality.missing_ranks,
         attempt=max(launch.members[rank].attempt for rank in content.ranks),
-        crashes=crash_frame({rank: process.files[0].path for rank, process in launch.members.items()}),
+        crashes=crash_frame(_files_of(launch)),
         paths=content.paths,
         quality=quality,
         alive=alive(launch.members) & frozenset(content.ranks),
@@ -178,6 +193,20 @@ def _read(path: Path, logs: Sequence[LogFile], launch: Launch) -> Run:
         engine=engine,
         **content.frames,
     )
+
+
+def _files_of(launch: Launch) -> dict[int, Path]:
+    """Return the first file of each rank that has one."""
+    firsts = {rank: process.files[0] for rank, process in launch.members.items()}
+    return {rank: file.path for rank, file in firsts.items() if file.held is None}
+
+
+def _engine(path: Path, logs: Sequence[LogFile]) -> Engine:
+    held = {log.path: log.held.written for log in logs if log.held is not None}
+    if held:
+        return HeldEngine(held)
+    manifest = manifest_of(path)
+    return Engine() if manifest is None else PackEngine(path, manifest)
 
 
 def measured(measurements: Measurements, quality: Quality) -> Run:

@@ -10,6 +10,7 @@ import msgspec
 from distdiag.engine.packs import Manifest, PackedFile, manifest_of
 from distdiag.errors import DistdiagError
 from distdiag.journal.segments import place_of, rank_of, segments_of
+from distdiag.run.held import HeldLog
 
 BLOCK_BYTES = 4096
 PROBES = 8
@@ -36,6 +37,8 @@ class LogFile:
     """The last line is cut, as where a process was killed while it wrote."""
     packed: PackedFile | None = None
     """What a packed run says of the file, which is then not there."""
+    held: HeldLog | None = None
+    """What would stand in the file, which is then not there either; its sizes are numbers of records."""
 
 
 def discover(path: Path) -> tuple[LogFile, ...]:

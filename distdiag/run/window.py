@@ -77,6 +77,8 @@ def _parts_of(rank: int, files: Sequence[LogFile], window: int | None, engine: E
 
 
 def _part(rank: int, log: LogFile, start: int, engine: Engine) -> Part:
+    if log.held is not None:
+        return Part(rank=rank, log=log, path=log.path, cut=False)
     if log.packed is not None:
         cut = start > HEAD_BYTES
         return Part(rank=rank, log=log, path=newest_of(log.path) if cut else log.path, cut=cut)
