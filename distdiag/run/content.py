@@ -18,6 +18,7 @@ from distdiag.run.calls import UNKNOWN, calls_frame, signatures_of
 from distdiag.run.clocks import clocks_of, corrections
 from distdiag.run.columns import Columns, Rows
 from distdiag.run.frames import CALL_COLUMNS, TIMES, Ranked, frame_of
+from distdiag.run.held_rows import bulk_held, held_parts, records_held
 from distdiag.run.identity import Groups, Interned, Paths, interned
 from distdiag.run.records import Records, decode_lines
 from distdiag.run.steps import merged_steps
@@ -100,6 +101,9 @@ def read(engine: Engine, parts: Sequence[Part]) -> Content:
 
 
 def _all_records(engine: Engine, parts: Sequence[Part]) -> tuple[Records, Mapping[type[events.Event], Rows]]:
+    held = held_parts(parts)
+    if held is not None:
+        return records_held(held), bulk_held(held)
     lines = engine.other_lines([part.path for part in parts])
     with ThreadPoolExecutor(max_workers=1) as pool:
         reading = pool.submit(read_bulk, engine, parts)  # while Python decodes the rest
