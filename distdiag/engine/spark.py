@@ -4,23 +4,31 @@ What a verdict needs of a run's end is read here, as always; what goes over whol
 files where they lie, and only reduced tables come back.
 """
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 import os
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ibis
 import msgspec
-import pandas as pd
-
-from distdiag import events
+from distdiag.deferred import deferred
 from distdiag.engine import Engine, sql
 from distdiag.engine.packs import PackEngine, spans_of
 from distdiag.engine.sql import FILE
 from distdiag.errors import DistdiagError
+
+from distdiag import events
+
+if TYPE_CHECKING:
+    import ibis
+    import pandas as pd
+else:
+    ibis = deferred("ibis")
+    pd = deferred("pandas")
 
 LOCAL = "local[*]"
 """Master of a Spark that runs on this machine, on all its processors."""
