@@ -8,11 +8,11 @@ is none at all. Logs of what is not right are kept.
 import argparse
 import contextlib
 import os
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 
 from distdiag.analyzers import diagnose
 from distdiag.run import load
-from tests.benchmarks.repetition import Repetition, Result, add_options, directory_of
+from tests.benchmarks.repetition import Answer, Repetition, add_options, directory_of
 from tests.faults.nursery import Nursery
 from tests.faults.runs import Fault, Outcome, run_ranks
 from tests.faults.slow_kinds import ABSTAINED, ALL, RIGHT, WRONG, judged
@@ -26,7 +26,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = {fault.name: fault for fault in ALL}
     parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=", ".join(known))
-    parser.add_argument("--at-a-time", type=int, default=1, help="more disturb one another (default 1)")
     add_options(parser, runs=10)
     options = parser.parse_args()
     if unknown := set(options.programs) - known.keys():
@@ -35,22 +34,14 @@ def main() -> None:
     chosen = options.programs or list(known)
     runs = {name: options.runs * (2 if known[name].is_healthy else 1) for name in chosen}
     repetition = Repetition(directory_of(options, "slow"), options.minutes)
-    with ThreadPoolExecutor(options.at_a_time) as pool, contextlib.closing(Nursery()) as nursery:
-        missing = repetition.missing(runs)
-        done = as_completed([pool.submit(_run, repetition, nursery, known[name], run) for name, run in missing])
-        for result in filter(None, (each.result() for each in done)):
-            repetition.add(result, keep=result.answer != RIGHT)
+    with contextlib.closing(Nursery()) as nursery:
+        repetition.go_on(runs, lambda name, place: _judged(known[name], place, nursery), at_a_time=options.at_a_time)
     repetition.tell_table(chosen, (RIGHT, WRONG, ABSTAINED))
 
 
-def _run(repetition: Repetition, nursery: Nursery, fault: Fault, run: int) -> Result | None:
-    """Return the result of a run; None where the time is up."""
-    if repetition.time_is_up:
-        return None
-    place = repetition.place_of(fault.name, run)
+def _judged(fault: Fault, place: Path, nursery: Nursery) -> Answer:
     codes = run_ranks(fault, place, nursery)
-    judgement = judged(fault, Outcome(codes=codes, report=diagnose(load(place / "logs"))))
-    return Result(program=fault.name, run=run, answer=judgement.answer, why=judgement.why)
+    return Answer(*judged(fault, Outcome(codes=codes, report=diagnose(load(place / "logs")))))
 
 
 if __name__ == "__main__":

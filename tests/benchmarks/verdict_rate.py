@@ -2,81 +2,65 @@
 
 Without cases, all programs of ``tests/faults``; ``--beside`` takes those that lie beside the project instead. Hangs,
 races and time-outs are not the same twice, so one run of each says little. ``--save`` writes the counts that the
-README's table is made of; ``--keep`` keeps the logs.
+README's table is made of; logs of wrong verdicts are kept.
 """
 
 import argparse
 import contextlib
 import json
-import shutil
-import sys
-import tempfile
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 
 from distdiag.analyzers import diagnose
 from distdiag.run import load
+from tests.benchmarks.repetition import RIGHT, Answer, Repetition, Result, add_options, directory_of, tell
 from tests.faults.matrix import MATRIX, SHARED, VERDICTS
 from tests.faults.nursery import Nursery
 from tests.faults.runs import Fault, Outcome, complaints_of, run_ranks
 
+WRONG = "wrong"
+
 
 def main() -> None:
-    """Run the programs and print a line for each."""
+    """Run the programs, tell each result, and a table at the end."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE")
-    parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--beside", action="store_true")
-    parser.add_argument("--at-a-time", type=int, default=2)
-    parser.add_argument("--keep", type=Path)
     parser.add_argument("--save", action="store_true", help=f"write the counts to {VERDICTS.name}")
+    add_options(parser, runs=1, at_a_time=2)
     options = parser.parse_args()
     known = {fault.name: fault for fault in (SHARED if options.beside else MATRIX)}
     if unknown := set(options.cases) - known.keys():
         parser.error(f"no such case: {', '.join(sorted(unknown))}")
-    root = options.keep or Path(tempfile.mkdtemp(prefix="distdiag-verdicts-"))
-    right: dict[str, int] = {}
-    try:
-        with ThreadPoolExecutor(options.at_a_time) as pool, contextlib.closing(Nursery()) as nursery:
-            started = [_started(pool, nursery, known[name], root, options.runs) for name in options.cases or known]
-            for fault, runs in started:
-                found = [_complaints(fault, directory, codes.result()) for directory, codes in runs.items()]
-                right[fault.name] = sum(not complaints for complaints in found)
-                _print(fault.name, right[fault.name], found)
-                if options.save:
-                    _save(fault.name, right[fault.name], options.runs)
-    finally:
-        if options.keep is None:
-            shutil.rmtree(root, ignore_errors=True)
-    total = options.runs * len(right)
-    sys.stdout.write(f"{sum(right.values())} of {total} right ({sum(right.values()) / total:.1%})\n")
+    chosen = options.cases or list(known)
+    repetition = Repetition(directory_of(options, "verdicts"), options.minutes)
+    with contextlib.closing(Nursery()) as nursery:
+        repetition.go_on(
+            dict.fromkeys(chosen, options.runs),
+            lambda name, place: _judged(known[name], place, nursery),
+            at_a_time=options.at_a_time,
+        )
+    repetition.tell_table(chosen, (RIGHT, WRONG))
+    found = [result for result in repetition.results if result.program in chosen]
+    right = sum(result.answer == RIGHT for result in found)
+    tell(f"{right} of {len(found)} right ({right / max(len(found), 1):.1%})")
+    if options.save:
+        _save(found)
 
 
-def _started(
-    pool: ThreadPoolExecutor, nursery: Nursery, fault: Fault, root: Path, runs: int
-) -> tuple[Fault, Mapping[Path, "Future[tuple[int, ...]]"]]:
-    """Let a program be run several times; return the directories with what will be its exit codes."""
-    directories = [root / f"{fault.name}.{run}" for run in range(runs)]
-    return fault, {directory: pool.submit(run_ranks, fault, directory, nursery) for directory in directories}
+def _judged(fault: Fault, place: Path, nursery: Nursery) -> Answer:
+    codes = run_ranks(fault, place, nursery)
+    complaints = complaints_of(fault, Outcome(codes=codes, report=diagnose(load(place / "logs"))))
+    return Answer(WRONG, "; ".join(complaints)) if complaints else Answer(RIGHT)
 
 
-def _complaints(fault: Fault, directory: Path, codes: tuple[int, ...]) -> list[str]:
-    """Return what is wrong with the verdict on one run."""
-    return complaints_of(fault, Outcome(codes=codes, report=diagnose(load(directory / "logs"))))
-
-
-def _save(name: str, right: int, runs: int) -> None:
-    """Put the counts of one program in the place of its older ones."""
+def _save(found: Sequence[Result]) -> None:
+    """Put the counts of programs in the place of their older ones."""
     counts = json.loads(VERDICTS.read_text()) if VERDICTS.exists() else {}
-    counts[name] = {"runs": runs, "right": right}
+    for name in {result.program for result in found}:
+        answers = [result.answer for result in found if result.program == name]
+        counts[name] = {"runs": len(answers), "right": answers.count(RIGHT)}
     VERDICTS.write_text(json.dumps(dict(sorted(counts.items())), indent=1) + "\n")
-
-
-def _print(name: str, right: int, found: list[list[str]]) -> None:
-    wrong = sorted({"; ".join(complaints) for complaints in found if complaints})
-    sys.stdout.write(f"{name:28} {right:3} of {len(found):3}  {' | '.join(wrong)}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

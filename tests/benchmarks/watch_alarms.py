@@ -17,14 +17,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from distdiag import events
 from distdiag.journal import read_lines, segments_of
-from tests.benchmarks.repetition import Repetition, Result, add_options, directory_of
+from tests.benchmarks.repetition import RIGHT, Answer, Repetition, add_options, directory_of
 from tests.faults.matrix import SHARED
 from tests.faults.nursery import Nursery
 from tests.faults.runs import Fault
@@ -41,7 +41,7 @@ OFTEN = ("data_loader_stuck", "both_send", "rank_zero_extra")
 """Three kinds of stalls; the others are run twice."""
 LATE_BY_ITS_WORD = "late_rank_zero"
 """The user named the phase that it is in, which may take as long as it wants: that is no stall."""
-RIGHT, LATE, WRONG, SILENT, FALSE = "right", "late", "wrong", "silent", "false"
+LATE, WRONG, SILENT, FALSE = "late", "wrong", "silent", "false"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +63,7 @@ class Program:
 
     fault: Fault
     exit_on: str
-    judged: Callable[[Fault, Watched], tuple[str, str, float | None]]
-    """Returns the answer, what to say of it, and how long it took."""
+    judged: Callable[[Fault, Watched], Answer]
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -73,7 +72,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = {program.fault.name: program for program in _programs()}
     parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=", ".join(known))
-    parser.add_argument("--at-a-time", type=int, default=1, help="more disturb one another (default 1)")
     add_options(parser, runs=20)
     options = parser.parse_args()
     if unknown := set(options.programs) - known.keys():
@@ -82,11 +80,8 @@ def main() -> None:
     seldom = {program.name for program in SHARED if program.name not in OFTEN}
     runs = {name: min(options.runs, 2) if name in seldom else options.runs for name in chosen}
     repetition = Repetition(directory_of(options, "alarms"), options.minutes)
-    with ThreadPoolExecutor(options.at_a_time) as pool, contextlib.closing(Nursery()) as nursery:
-        missing = repetition.missing(runs)
-        done = as_completed([pool.submit(_run, repetition, nursery, known[name], run) for name, run in missing])
-        for result in filter(None, (each.result() for each in done)):
-            repetition.add(result, keep=result.answer != RIGHT)
+    with contextlib.closing(Nursery()) as nursery:
+        repetition.go_on(runs, lambda name, place: _judged(known[name], place, nursery), at_a_time=options.at_a_time)
     repetition.tell_table(chosen, (RIGHT, LATE, WRONG, SILENT, FALSE))
 
 
@@ -103,20 +98,14 @@ def _programs() -> Iterator[Program]:
         yield Program(fault=fault, exit_on=exit_on, judged=judged, variables={"SECONDS": str(seconds)})
 
 
-def _run(repetition: Repetition, nursery: Nursery, program: Program, run: int) -> Result | None:
-    """Return the result of a run; None where the time is up."""
-    if repetition.time_is_up:
-        return None
-    name = program.fault.name
-    watched = watch(program, repetition.place_of(name, run), nursery)
-    answer, why, seconds = program.judged(program.fault, watched)
-    return Result(program=name, run=run, answer=answer, why=why, seconds=seconds)
+def _judged(program: Program, place: Path, nursery: Nursery) -> Answer:
+    return program.judged(program.fault, watch(program, place, nursery))
 
 
 # ---- what an alarm is worth -----------------------------------------------------------------------------------------
-def _stuck(fault: Fault, watched: Watched) -> tuple[str, str, float | None]:
+def _stuck(fault: Fault, watched: Watched) -> Answer:
     if not watched.alarms:
-        return SILENT, f"exit code {watched.code}", None
+        return Answer(SILENT, f"exit code {watched.code}")
     first, last = watched.alarms[0], watched.alarms[-1]
     verdict = last["verdict"] or {}
     took = first["raised"] - watched.stalled
@@ -125,35 +114,35 @@ def _stuck(fault: Fault, watched: Watched) -> tuple[str, str, float | None]:
     right = verdict.get("name") in fault.verdicts and culprits in (None, verdict.get("culprits"))
     named = not culprits or not first["ranks"] or first["ranks"] == culprits
     if not right or not named:
-        return WRONG, said, took
-    return (RIGHT, "", took) if took <= ALLOWED_SECONDS else (LATE, said, took)
+        return Answer(WRONG, said, took)
+    return Answer(RIGHT if took <= ALLOWED_SECONDS else LATE, said, took)
 
 
-def _slow(fault: Fault, watched: Watched) -> tuple[str, str, float | None]:
+def _slow(fault: Fault, watched: Watched) -> Answer:
     if not watched.alarms:
-        return SILENT, f"exit code {watched.code}", None
+        return Answer(SILENT, f"exit code {watched.code}")
     first = watched.alarms[0]
     took = first["raised"] - (watched.began or 0.0)
     if first["kind"] != "straggler" or tuple(first["ranks"]) != fault.culprits:
-        return WRONG, first["summary"], took
-    return (RIGHT, "", took) if took <= SLOW_SECONDS else (LATE, first["summary"], took)
+        return Answer(WRONG, first["summary"], took)
+    return Answer(RIGHT if took <= SLOW_SECONDS else LATE, first["summary"], took)
 
 
-def _skipped(fault: Fault, watched: Watched) -> tuple[str, str, float | None]:
+def _skipped(fault: Fault, watched: Watched) -> Answer:
     """The alarm has to come while the job still goes on."""
     if not watched.alarms:
-        return SILENT, f"exit code {watched.code}", None
+        return Answer(SILENT, f"exit code {watched.code}")
     first = watched.alarms[0]
     if first["kind"] != "divergence" or tuple(first["ranks"]) != fault.culprits:
-        return WRONG, first["summary"], None
+        return Answer(WRONG, first["summary"])
     hung = first["raised"] - watched.stalled
-    return (RIGHT, "", None) if hung <= GOING_ON_SECONDS else (LATE, first["summary"], None)
+    return Answer(RIGHT if hung <= GOING_ON_SECONDS else LATE, first["summary"])
 
 
-def _healthy(fault: Fault, watched: Watched) -> tuple[str, str, float | None]:
+def _healthy(fault: Fault, watched: Watched) -> Answer:
     if watched.alarms:
-        return FALSE, "; ".join(f"{alarm['kind']}: {alarm['summary']}" for alarm in watched.alarms), None
-    return (WRONG, f"exit code {watched.code}", None) if watched.code else (RIGHT, "", None)
+        return Answer(FALSE, "; ".join(f"{alarm['kind']}: {alarm['summary']}" for alarm in watched.alarms))
+    return Answer(RIGHT) if watched.code == 0 else Answer(WRONG, f"exit code {watched.code}")
 
 
 # ---- a program and who watches it -----------------------------------------------------------------------------------
