@@ -430,7 +430,7 @@ class Fault(Event, kw_only=True, tag="fault"):
     time_ns: int
     step: int = 0
     type: str | None = None
-    """Type of the exception, with module; name of the signal."""
+    """Type of the exception, with module, or of the interruption that ended the process; name of the signal."""
     message: str | None = None
     where: str | None = None
     """Exceptions: ``uncaught``, ``thread`` or ``raised`` (seen at construction, perhaps caught later).
@@ -441,8 +441,11 @@ class Fault(Event, kw_only=True, tag="fault"):
     frames: Frames = []
     """User frames of the traceback, outermost first."""
     causes: list[str] = []
-    """``type: message`` of the exceptions in the ``__context__`` chain, nearest first."""
+    """``type: message`` of the exceptions in the ``__context__`` chain, nearest first; of an exit, those handled then."""
+    origins: list[str] = []
+    """Innermost user frame, ``file:line function``, of each of ``causes``; an empty text where none is known."""
     code: int | None = None
+    """Of an exit: what ``os._exit`` or ``sys.exit`` was given, or what a launcher saw."""
 
 
 class GarbageCollection(Event, kw_only=True, tag="gc"):

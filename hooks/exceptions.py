@@ -84,6 +84,7 @@ def _watch_out_of_memory(recorder: Recorder, torch: ModuleType) -> Undo:
 
 def record_exception(recorder: Recorder, error: BaseException, where: str, thread: str = "MainThread") -> None:
     """Write the fault record of an exception, with the user frames of its traceback."""
+    causes, origins = causes_of(recorder, error.__cause__ or error.__context__, of=error)
     recorder.write(
         events.Fault(
             fault="out-of-memory" if _is_out_of_memory(error) else "exception",
@@ -93,8 +94,9 @@ def record_exception(recorder: Recorder, error: BaseException, where: str, threa
             message=str(error)[:MAX_MESSAGE],
             where=where,
             thread=thread,
-            frames=recorder.sites.user_frames(_frames(error.__traceback__)),
-            causes=_causes(error),
+            frames=recorder.sites.user_frames(frames_of(error.__traceback__)),
+            causes=causes,
+            origins=origins,
         )
     )
 
@@ -110,17 +112,25 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
 
 
-def _frames(trace: TracebackType | None) -> list[tuple[str, int, str]]:
+def frames_of(trace: TracebackType | None) -> list[tuple[str, int, str]]:
+    """Return file, line and function of the frames of a traceback, outermost first."""
     return [(frame.f_code.co_filename, line or 0, frame.f_code.co_name) for frame, line in traceback.walk_tb(trace)]
 
 
-def _causes(error: BaseException) -> list[str]:
-    """Return the exceptions behind this one: a barrier in ``finally`` hides the error that led there."""
+def causes_of(
+    recorder: Recorder, error: BaseException | None, of: BaseException | None = None
+) -> tuple[list[str], list[str]]:
+    """Return an exception and those behind it, nearest first, and the innermost user frame of each.
+
+    A barrier in ``finally`` hides the error that led there, and the line that raised it. ``of`` is the exception
+    that all of them are behind: they may lead back to it.
+    """
     causes: list[str] = []
-    seen = {id(error)}
-    behind = error.__cause__ or error.__context__
-    while behind is not None and id(behind) not in seen and len(causes) < MAX_CAUSES:
-        seen.add(id(behind))
-        causes.append(f"{qualified(type(behind))}: {str(behind)[:MAX_MESSAGE]}")
-        behind = behind.__cause__ or behind.__context__
-    return causes
+    origins: list[str] = []
+    seen = {id(of)}
+    while error is not None and id(error) not in seen and len(causes) < MAX_CAUSES:
+        seen.add(id(error))
+        causes.append(f"{qualified(type(error))}: {str(error)[:MAX_MESSAGE]}")
+        origins.append("".join(recorder.sites.user_frames(frames_of(error.__traceback__))[-1:]))
+        error = error.__cause__ or error.__context__
+    return causes, origins

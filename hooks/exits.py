@@ -12,6 +12,7 @@ from typing import NoReturn
 from distdiag import events
 from distdiag.errors import guard
 from distdiag.hooks._forks import around_forks
+from distdiag.hooks._leaving import Departures, Leaving
 from distdiag.hooks._patch import Undo, replace, together
 from distdiag.hooks.exceptions import record_exception
 from distdiag.journal import within_patience
@@ -24,13 +25,16 @@ LAST = -1
 
 def install(recorder: Recorder) -> Undo:
     """Record the end of the process and let faulthandler write crashes beside the log."""
-    return together([_watch_interpreter_exit(recorder), _watch_hard_exit(recorder), _watch_signals(recorder)])
+    departures = Departures(recorder)
+    ends = [_watch_interpreter_exit(recorder, departures), _watch_hard_exit(recorder), _watch_signals(recorder)]
+    return together([*ends, departures.watch()])
 
 
-def _watch_interpreter_exit(recorder: Recorder) -> Undo:
+def _watch_interpreter_exit(recorder: Recorder, departures: Departures) -> Undo:
     def leave() -> None:
         # Undoing comes last: by ``uninstall``, or by atexit when the interpreter ends.
-        recorder.write(_exit("interpreter" if sys.is_finalizing() or recorder.exiting else "uninstall", None, recorder))
+        ending = sys.is_finalizing() or recorder.exiting
+        recorder.write(_end(departures.last(), recorder) if ending else _exit("uninstall", None, recorder))
 
     return leave
 
@@ -113,6 +117,24 @@ def _leave_child(recorder: Recorder, leave: Callable[[], None]) -> None:
         if error is not None and not isinstance(error, SystemExit | KeyboardInterrupt):
             record_exception(recorder, error, "uncaught")
     leave()
+
+
+def _end(leaving: Leaving | None, recorder: Recorder) -> events.Event:
+    """Return the record of an orderly end, with what set out for it where that is known."""
+    if leaving is None:
+        return _exit("interpreter", None, recorder)
+    return events.Fault(
+        fault="exit",
+        time_ns=time.monotonic_ns(),
+        step=recorder.step,
+        type=leaving.type,
+        message=leaving.message,
+        where="interpreter",
+        frames=list(leaving.frames),
+        causes=list(leaving.causes),
+        origins=list(leaving.origins),
+        code=leaving.code,
+    )
 
 
 def _exit(where: str, code: int | None, recorder: Recorder) -> events.Event:

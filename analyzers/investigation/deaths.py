@@ -10,7 +10,7 @@ from typing import Any
 from distdiag.analyzers.investigation.last_seen import LastSeen
 from distdiag.analyzers.investigation.lives import CONNECTION, SECOND_NS, TIMEOUT, End, Life
 from distdiag.analyzers.investigation.paths import Frames, location
-from distdiag.analyzers.investigation.rows import records
+from distdiag.analyzers.investigation.rows import records, whole
 from distdiag.events import UNSIGNED
 from distdiag.run import Run, user_frames
 
@@ -23,6 +23,8 @@ LONG_BLOCKED_NS = 5 * SECOND_NS
 PULSE_NS = 1 * SECOND_NS
 """A process that gives no pulse any more has been gone for up to so long."""
 OUT_OF_MEMORY = "out-of-memory"
+EXIT, INTERPRETER = "exit", "interpreter"
+"""Fault and place of the record of an orderly end."""
 ENDED = "end"
 """Fault of an imported text: a process that no rank is told of ended, as its launcher saw."""
 MEMORY_ERROR = re.compile(r"OutOfMemoryError|MemoryError|CUDA out of memory")
@@ -58,7 +60,7 @@ def deaths_of(run: Run, lives: Mapping[int, Life], blocked_since: Mapping[int, i
     ``blocked_since`` tells since when a rank was blocked in a call it never came out of.
     """
     registry = _Registry(run, lives, blocked_since)
-    single = [death for life in lives.values() if (death := registry.raised(life) or registry.ended(life)) is not None]
+    single = [death for life in lives.values() if (death := registry.of(life)) is not None]
     single += registry.unsigned()
     first_timeout = registry.first_timeout_ns()
     timely = [d for d in single if first_timeout is None or d.time_ns <= first_timeout]
@@ -131,6 +133,14 @@ def own_error(
     return chain[0]
 
 
+def _raised_at(fault: Any, error: str) -> Frames:
+    """Return where an error was raised: the exception that a fault records, or one of those behind it."""
+    for cause, origin in zip(fault.causes, fault.origins, strict=False):
+        if cause == error:
+            return (origin,) if origin else ()
+    return tuple(fault.frames)
+
+
 def _type_of(text: str) -> str:
     return text.partition(":")[0].rpartition(".")[2]
 
@@ -142,6 +152,7 @@ class _Registry:
         self._run, self._lives, self._blocked_since = run, lives, blocked_since
         self._last_seen = LastSeen(run)
         calls, faults = run.calls, run.faults
+        self._left = {int(fault.rank): fault for fault in records(faults[faults["where"] == INTERPRETER])}
         self._uncaught: dict[int, list[Any]] = {}
         for fault in records(faults[faults["where"] == "uncaught"]):
             self._uncaught.setdefault(int(fault.rank), []).append(fault)
@@ -174,6 +185,10 @@ class _Registry:
         """Return when the first rank gave up waiting."""
         return self._first_timeout_ns
 
+    def of(self, life: Life) -> Death | None:
+        """Return how a rank died of something of its own."""
+        return self.raised(life) or self.ended(life) or self.left(life)
+
     def raised(self, life: Life) -> Death | None:
         """Return the death by an exception that reached the top of the main thread."""
         for fault in self._uncaught.get(life.rank, ()):
@@ -192,10 +207,37 @@ class _Registry:
                     time_ns=self._when(life, fault, error),
                     cause=OUT_OF_MEMORY if memory else "exception",
                     what=error,
-                    frames=tuple(fault.frames),
+                    frames=_raised_at(fault, error),
                     step=int(fault.step),
                 )
         return None
+
+    def left(self, life: Life) -> Death | None:
+        """Return the death by ``sys.exit`` with a code that says that something failed."""
+        exit_record = self._left.get(life.rank)
+        if exit_record is None or life.end is not End.ORDERLY or not whole(exit_record.code):
+            return None
+        if life.rank in self._uncaught:
+            return None
+        chain, error = list(exit_record.causes), None
+        if chain:
+            failed_first = life.failed_ns is not None and life.failed_ns < exit_record.time_ns
+            error = own_error(
+                chain,
+                communicating=life.failed_ns is not None or life.rank in self._unfinished,
+                failed_before=life.failure if failed_first else None,
+            )
+        if error is None and (chain or life.failed_ns is not None):
+            return None  # it gave up because others did not come
+        memory = error is not None and MEMORY_ERROR.search(error)
+        return Death(
+            ranks=(life.rank,),
+            time_ns=int(exit_record.time_ns),
+            cause="exited" if error is None else OUT_OF_MEMORY if memory else "exception",
+            what=f"sys.exit({int(exit_record.code)})" if error is None else error,
+            frames=tuple(exit_record.frames) if error is None else _raised_at(exit_record, error),
+            step=int(exit_record.step),
+        )
 
     def _when(self, life: Life, fault: Any, error: str) -> int:
         """Return when an exception came up: what is uncaught at last may have been raised before a failed call."""

@@ -22,6 +22,8 @@ BUSIER = 5
 """On a crowded host less is enough, where it is so many times what the ranks that wait use."""
 BACKGROUND = "checkpoint upload"
 """A phase of another thread than the training one: it says nothing of where the rank is."""
+STOOD = "stood still in other code"
+"""What is said of a rank that nothing says more of than where it is, and that it does not move or compute."""
 OWN_PHASES = frozenset({"init_process_group", "new_group", "split_group", "destroy_process_group", BACKGROUND})
 """Phases that recording itself makes around other calls and in the background; all others are what the rank does."""
 WORDS_OF_CAUSES = (
@@ -62,7 +64,7 @@ def whereabouts(run: Run, life: Life, since_ns: int, until_ns: int) -> Whereabou
     place = _Place(run, life, since_ns, until_ns)
     phase, batch = place.open_phase(), place.open_batch()
     if life.end in (End.ORDERLY, End.HARD_EXIT) and life.end_ns <= until_ns:
-        return place.at("exited", "had already ended", life.end_ns)
+        return place.exited()
     quiet = life.end in (End.SILENT, End.RUNNING) and until_ns - life.last_ns > SILENCE_NS
     if quiet or (life.frozen and not place.gave_signs()):
         return place.frozen(life)
@@ -82,7 +84,7 @@ def whereabouts(run: Run, life: Life, since_ns: int, until_ns: int) -> Whereabou
         return place.at("running", "was running other code", place.last_call_ns())
     if life.end is End.UNTOLD:
         return place.untold()
-    return place.at("unknown", "was somewhere else", place.last_call_ns())
+    return place.at("unknown", STOOD, place.last_call_ns(), detail=place.dead_thread())
 
 
 def _cause_of(phase: str) -> str:
@@ -122,6 +124,29 @@ class _Place:
             phase=phase,
             detail=detail,
         )
+
+    def exited(self) -> Whereabouts:
+        """Return that a rank had ended, and by which line where that is known."""
+        faults = self._run.faults
+        mine = faults[(faults["rank"] == self._life.rank) & (faults["fault"] == "exit")]
+        place = self.at("exited", "had already ended", self._life.end_ns)
+        if mine.empty or not len(mine["frames"].iloc[-1]):
+            return place
+        code = mine["code"].iloc[-1]
+        doing = "had been interrupted" if pd.isna(code) else f"had left by sys.exit({int(code)})"
+        return replace(place, doing=doing, frames=tuple(mine["frames"].iloc[-1]))
+
+    def dead_thread(self) -> str | None:
+        """Return which of its threads had died of an exception: it may wait for what that one was to bring."""
+        faults = self._run.faults
+        before = (faults["time_ns"] <= self._until_ns) & (faults["where"] == "thread")
+        died = faults[(faults["rank"] == self._life.rank) & before]
+        if died.empty:
+            return None
+        last = newest(died)
+        site = location(last["frames"][-1]) if len(last["frames"]) else "an unknown line"
+        message = str(last["message"]).strip().partition("\n")[0]
+        return f"its thread {last['thread']} had died of {last['type']}: {message} ({site})"
 
     def frozen(self, life: Life) -> Whereabouts:
         """Return that a rank gave no sign of life."""

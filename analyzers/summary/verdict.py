@@ -13,6 +13,7 @@ from distdiag.findings import Confidence, Finding, Severity, Verdict
 from distdiag.run import Run
 
 HEALTHY = "healthy"
+INTERRUPTION = "KeyboardInterrupt"
 ROOTS = ("out-of-memory", "skipped-steps", "uneven-batches")
 """They are found only where something died or stands still because of them: a root outranks its consequence."""
 FAMILIES = ("DD3", "DD5", "DD4", "DD7", "DD2", "DD6", "DD1")
@@ -78,7 +79,7 @@ def _healthy(run: Run) -> Verdict:
         return _running(run, running, calls)
     if recorded(run) == frozenset(run.ranks):
         steps = counted(run.steps["step"].nunique(), "step")
-        summary = f"{named(run.ranks)} ended in an orderly way: {steps}, {calls}, all of them matched"
+        summary = f"{named(run.ranks)} {_ended(run)}: {steps}, {calls}, all of them matched"
     else:
         summary = f"nothing waits in vain and nothing disagrees in the {calls} told of {named(run.ranks)}"
     return Verdict(
@@ -87,6 +88,16 @@ def _healthy(run: Run) -> Verdict:
         confidence=healthy_confidence(run),
         evidence=tuple(text for text in (in_words(run), data_in_words(run)) if text is not None),
     )
+
+
+def _ended(run: Run) -> str:
+    """Return how ranks ended that have nothing wrong with them."""
+    faults = run.faults
+    interrupted = set(faults[(faults["fault"] == "exit") & (faults["type"] == INTERRUPTION)]["rank"])
+    if interrupted == set(run.ranks):
+        return f"{verb(run.ranks, 'was', 'were')} interrupted by the keyboard or SIGINT"
+    also = f", {named(interrupted)} because of the keyboard or SIGINT" if interrupted else ""
+    return f"ended in an orderly way{also}"
 
 
 def _running(run: Run, running: Sequence[int], calls: str) -> Verdict:

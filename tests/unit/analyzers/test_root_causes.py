@@ -1,6 +1,7 @@
 """Verdicts on logs made by hand: what real ranks on one machine cannot show, and what must not be mistaken."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -531,3 +532,164 @@ def test_splits_are_compared_pair_by_pair(tmp_path: Path, sent: list[int], culpr
     found = verdict(logs, tmp_path)
 
     assert (found.name, found.culprits) == (("healthy", ()) if culprits is None else ("split-mismatch", culprits))
+
+
+# ---- how a rank left ------------------------------------------------------------------------------------------------
+GUARD = ("train.py:9 main", "guard.py:12 stop")
+
+
+def left(rank: RankLog, code: int, **fields: Any) -> None:
+    """Leave by ``sys.exit`` in the line of GUARD."""
+    rank.fault("", site=GUARD, fault="exit", where="interpreter", code=code, **fields)
+
+
+def test_a_rank_that_leaves_with_a_code_while_others_wait_died(tmp_path: Path) -> None:
+    logs = trained(3)
+    for rank in logs.only(0, 1):
+        fail(rank, rank.all_reduce(STEP, pending=True))
+    left(logs[2], 3)
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits, found.cause, found.site) == ("rank-died", (2,), "exited", "guard.py:12")
+    assert "rank 2 left by sys.exit(3)" in found.summary
+
+
+def test_a_rank_that_leaves_because_of_its_own_error_died_where_that_was_raised(tmp_path: Path) -> None:
+    logs = trained(3)
+    for rank in logs.only(0, 1):
+        fail(rank, rank.all_reduce(STEP, pending=True))
+    left(logs[2], 1, causes=["ValueError: bad batch"], origins=["data.py:7 read"])
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits, found.cause, found.site) == ("rank-died", (2,), "exception", "data.py:7")
+    assert "rank 2 raised ValueError: bad batch" in found.summary
+
+
+def test_ranks_that_leave_because_a_wait_gave_up_are_victims(tmp_path: Path) -> None:
+    logs = trained(3)
+    for rank in logs.only(0, 1):
+        rank.done(rank.all_reduce(STEP, pending=True), seconds=6.0, error=TIMED_OUT)
+        left(rank, 1, causes=[TIMED_OUT], origins=["train.py:20 step"])
+    logs[2].pulses("data.py:7 read", seconds=30)
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits) == ("rank-missing", (2,))
+
+
+def test_a_rank_that_left_too_early_is_found_at_the_line_that_it_left_by(tmp_path: Path) -> None:
+    logs = trained(3)
+    for rank in logs.only(0, 1):
+        fail(rank, rank.all_reduce(STEP, pending=True))
+    left(logs[2], 0)
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits, found.cause, found.site) == ("rank-missing", (2,), "exited", "guard.py:12")
+    assert "It had left by sys.exit(0), 6.0 s before (guard.py:12)" in found.summary
+
+
+def test_an_error_behind_a_failed_wait_is_found_where_it_was_raised(tmp_path: Path) -> None:
+    logs = trained(3)
+    for rank in logs.only(0, 1):
+        fail(rank, rank.all_reduce(STEP, pending=True))
+    call = logs[2].barrier(SAVE, pending=True, handling="ValueError")
+    logs[2].done(call, seconds=6.0, error=TIMED_OUT)
+    message = TIMED_OUT.partition(": ")[2]
+    logs[2].fault("RuntimeError", message, SAVE, causes=["ValueError: bad batch"], origins=["data.py:7 read"]).exit(1)
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits, found.site) == ("rank-died", (2,), "data.py:7")
+
+
+def test_a_job_that_is_interrupted_is_said_to_be(tmp_path: Path) -> None:
+    logs = trained(2)
+    for rank in logs:
+        rank.fault("KeyboardInterrupt", site=STEP, fault="exit", where="interpreter")
+
+    found = verdict(logs, tmp_path)
+
+    assert found.name == "healthy"
+    assert (
+        found.summary == "ranks 0-1 were interrupted by the keyboard or SIGINT: 3 steps, 6 calls, all of them matched"
+    )
+
+
+# ---- where several stories fit --------------------------------------------------------------------------------------
+def test_ranks_that_are_absent_for_different_reasons_are_all_culprits(tmp_path: Path) -> None:
+    logs = trained(4)
+    for rank in logs.only(0, 2):
+        fail(rank, rank.all_reduce(STEP, pending=True), seconds=20.0)
+    logs[3].pulses("lock.py:3 acquire", seconds=30)
+    logs[1].data_loading("data.py:5 load").pulses("data.py:5 load", seconds=30)
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits, found.cause, found.site) == (
+        "rank-missing",
+        (1, 3),
+        "data-loading",
+        "data.py:5",
+    )
+    assert "rank 3 stood still in other code" in found.summary
+    assert any("lock.py:3 on rank 3" in step for step in found.next_steps)
+
+
+def test_a_dead_thread_is_told_of_a_rank_that_stands_still(tmp_path: Path) -> None:
+    logs = trained(3)
+    for rank in logs.only(0, 1):
+        fail(rank, rank.all_reduce(STEP, pending=True))
+    logs[2].fault("ValueError", "corrupt shard", "data.py:5 produce", where="thread", thread="Thread-1")
+    logs[2].pulses("queue.py:3 take", seconds=30)
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits) == ("rank-missing", (2,))
+    assert "rank 2: its thread Thread-1 had died of ValueError: corrupt shard (data.py:5)" in found.evidence
+
+
+def test_a_line_whose_calls_are_all_alike_differs_in_size(tmp_path: Path) -> None:
+    logs = Logs(world_size=3)
+    for rank in logs:
+        rank.all_reduce(STEP, shape=[12])
+        if rank.rank == 2:
+            rank.all_reduce(STEP, shape=[8])
+        wait_in(rank, rank.all_reduce(STEP, shape=[12], pending=True))
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits) == ("shape-mismatch", (2,))
+
+
+def test_a_loop_that_may_have_gone_round_once_more_is_not_said_to_lack_what_follows(tmp_path: Path) -> None:
+    logs = Logs(world_size=3)
+    for rank in logs:
+        for _ in range(2):
+            for _ in range(3):
+                rank.all_reduce(STEP, shape=[4])
+            if rank.calls < 6 or rank.rank != 2:
+                rank.all_reduce(LOG, shape=[1])
+        wait_in(rank, rank.all_reduce(STEP, shape=[4], pending=True))
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits) == ("sequence-divergence", (2,))
+    assert "the calls alone cannot tell" in found.summary
+
+
+def test_steps_say_in_which_of_them_a_call_was_left_out(tmp_path: Path) -> None:
+    logs = Logs(world_size=3)
+    for rank in logs:
+        for step in range(4):
+            for _ in range(2 if (rank.rank, step) == (1, 1) else 3):
+                rank.all_reduce(STEP)
+            rank.end_step()
+        wait_in(rank, rank.barrier(SAVE, pending=True))
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits, found.step) == ("sequence-divergence", (1,), 1)
+    assert "left out all_reduce" in found.summary

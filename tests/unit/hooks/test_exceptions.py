@@ -59,6 +59,13 @@ def test_uncaught_exception_is_recorded_with_the_user_frames_of_its_traceback(un
     assert fault.frames == [f"{uncaught.line('train')} <module>", f"{uncaught.line('finally')} train"]
 
 
+def test_exceptions_behind_an_uncaught_one_are_recorded_with_the_lines_that_raised_them(uncaught: Ended) -> None:
+    (fault,) = uncaught.log.faults("exception")
+
+    assert fault.causes == ["ValueError: bad batch", "OSError: no such shard"]
+    assert fault.origins == [f"{uncaught.line('from')} load", f"{uncaught.line('raised')} read"]
+
+
 def test_exceptions_behind_it_are_its_causes(uncaught: Ended) -> None:
     (fault,) = uncaught.log.faults("exception")
 

@@ -25,12 +25,15 @@ def said(ended: Ended) -> list[tuple[str | None, int | None]]:
     return [(each.where, each.code) for each in ended.log.faults("exit")]
 
 
-@pytest.mark.parametrize("program", ["", "import sys; sys.exit(0)", "import threading; threading.Thread().start()"])
+ORDERLY = {"": None, "import sys; sys.exit(0)": 0, "import threading; threading.Thread().start()": None}
+
+
+@pytest.mark.parametrize("program", ORDERLY)
 def test_orderly_end_is_recorded_as_the_last_word(program: str, tmp_path: Path) -> None:
     ended = run(program, tmp_path)
 
     assert ended.code == 0
-    assert said(ended) == [("interpreter", None)]
+    assert said(ended) == [("interpreter", ORDERLY[program])]
     assert isinstance(ended.log.records[-1], events.Fault)
     assert ended.crash == ""
     assert list((tmp_path / "logs").iterdir()) == [tmp_path / "logs" / "rank00000.jsonl"]
@@ -40,6 +43,59 @@ def test_uninstall_is_told_from_the_end_of_the_process(tmp_path: Path) -> None:
     ended = run("distdiag.uninstall()", tmp_path)
 
     assert said(ended) == [("uninstall", None)]
+
+
+FAILURES = """
+import sys
+
+def read():
+    raise OSError("no such shard")  # LINE raised
+
+try:
+    read()
+except OSError:
+    sys.exit("giving up")  # LINE left
+"""
+
+
+def test_exit_is_recorded_with_its_code_its_line_and_the_exception_that_was_handled(tmp_path: Path) -> None:
+    ended = run(FAILURES, tmp_path)
+
+    (fault,) = ended.log.faults("exit")
+    assert ended.code == 1
+    assert (fault.where, fault.code, fault.message) == ("interpreter", 1, "giving up")
+    assert fault.frames == [f"{ended.line('left')} <module>"]
+    assert fault.causes == ["OSError: no such shard"]
+    assert fault.origins == [f"{ended.line('raised')} read"]
+
+
+WENT_ON = """
+import sys
+try:
+    sys.exit(3)
+except SystemExit:
+    distdiag.step()
+"""
+IN_THREAD = (
+    "import sys, threading\nthread = threading.Thread(target=sys.exit, args=(3,))\nthread.start(); thread.join()"
+)
+
+
+@pytest.mark.parametrize("program", [WENT_ON, IN_THREAD])
+def test_exit_that_did_not_end_the_process_is_not_recorded(program: str, tmp_path: Path) -> None:
+    ended = run(program, tmp_path)
+
+    assert ended.code == 0
+    assert said(ended) == [("interpreter", None)]
+
+
+def test_interruption_is_told_from_an_orderly_end(tmp_path: Path) -> None:
+    ended = run("import signal\nsignal.raise_signal(signal.SIGINT)  # LINE here", tmp_path)
+
+    (fault,) = ended.log.faults("exit")
+    assert ended.code == -signal.SIGINT
+    assert (fault.where, fault.type) == ("interpreter", "KeyboardInterrupt")
+    assert fault.frames == [f"{ended.line('here')} <module>"]
 
 
 def test_hard_exit_is_recorded_with_its_code(tmp_path: Path) -> None:
