@@ -15,7 +15,7 @@ from distdiag.analyzers.performance.ledger import held_in, ledger_of
 from distdiag.analyzers.performance.pauses import pauses_of
 from distdiag.analyzers.performance.rollups import MANY_CALLS, calls_per_step, rolled_waits, spread
 from distdiag.analyzers.performance.tables import Tables, clocks_in, steps_in_logs, tables_of
-from distdiag.analyzers.performance.waits import LONGEST_CHAIN, followed, sources_of, waits_of
+from distdiag.analyzers.performance.waits import passed_on, waits_of
 from distdiag.run import Run
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 NO_STEPS = "no whole training step was recorded; steps end with an optimizer's step, or with distdiag.step()"
 DEVICE_TIMES = "the host runs ahead of the device the ranks compute on, and these logs hold no device times"
 
+NOISE = 0.002
+"""Of a step: shorter waits are not followed to their source. Where single calls are looked at, a hundred of them at
+most, all of such waits are less than a fifth of the step."""
 DEVICE_SHARE = 0.9
 """Of the calls on devices, for the few without a device time not to matter."""
 
@@ -99,7 +102,7 @@ def _from_calls(run: Run, *, whole: bool) -> tuple[ibis.Table, ibis.Table, pd.Da
     alignment = align(run.engine, tables.calls, clocks_in(run))
     steps = _with_all_calls(tables)
     calls = alignment.applied(run.engine, tables.calls)
-    waits = run.engine.materialised(waits_of(calls, steps, comparable=alignment.comparable))
+    waits = run.engine.materialised(waits_of(run.engine, calls, steps, comparable=alignment.comparable))
     return steps, waits.mutate(calls=1), tables.kinds, alignment
 
 
@@ -113,10 +116,12 @@ def _from_sums(run: Run) -> tuple[ibis.Table, ibis.Table, pd.DataFrame, Alignmen
 
 
 def _tells_device_times(run: Run) -> bool:
-    calls = run.calls[(run.calls["device"] != "cpu").to_numpy() & run.calls["end_ns"].notna().to_numpy()]
-    if (run.calls["device"] == "cpu").all():
+    on_device = (run.calls["device"] != "cpu").to_numpy()
+    if not on_device.any():
         return True
-    return len(calls) > 0 and bool((calls["arrive_ns"].notna() & calls["duration_ns"].notna()).mean() > DEVICE_SHARE)
+    ended = on_device & run.calls["end_ns"].notna().to_numpy()
+    timed = run.calls["arrive_ns"].notna().to_numpy() & run.calls["duration_ns"].notna().to_numpy()
+    return bool(ended.any() and timed[ended].mean() > DEVICE_SHARE)
 
 
 def _with_all_calls(tables: Tables) -> ibis.Table:
@@ -147,20 +152,13 @@ def _ranks(run: Run, waits: ibis.Table, ledger: pd.DataFrame, *, rolled: bool) -
     caused = run.engine.frame(per_rank).set_index("rank")
     total = run.engine.frame(counted.group_by("rank").agg(of_collectives=counted.count())).set_index("rank")
     several = run.engine.frame(counted.aggregate(groups=counted.group.nunique()))["groups"].iloc[0]
-    if several > 1 and not rolled:  # sums of a step hold no order
-        caused["caused_ns"] = _at_their_source(run, counted)
     every = pd.DataFrame(index=pd.Index(sorted(set(ledger["rank"])), name="rank"))
-    return every.join(caused).join(total).fillna(0).astype("int64")
-
-
-def _at_their_source(run: Run, waits: ibis.Table) -> pd.Series[int]:
-    """Return the waiting by the rank that is its source."""
-    links = run.engine.materialised(sources_of(waits))
-    for _ in range(LONGEST_CHAIN - 1):
-        links = run.engine.materialised(followed(links))
-    sums = run.engine.frame(links.group_by(links.source.name("rank")).agg(caused_ns=links.waiting_ns.sum()))
-    series: pd.Series[int] = sums.set_index("rank")["caused_ns"]
-    return series
+    every = every.join(caused).join(total).fillna(0).astype("int64")
+    if several > 1 and not rolled:  # sums of a step hold no order
+        moved = passed_on(run.engine, counted, NOISE * float(ledger["step_ns"].median()))
+        for rank, sign in (("last", -1), ("source", 1)):
+            every["caused_ns"] = every["caused_ns"].add(sign * moved.groupby(rank)["waiting_ns"].sum(), fill_value=0)
+    return every.astype("int64")
 
 
 def _groups(run: Run, waits: ibis.Table, kinds: pd.DataFrame) -> pd.DataFrame:

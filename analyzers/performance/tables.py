@@ -33,6 +33,8 @@ DURATIONS = ("data_ns", "forward_ns", "backward_ns", "optimizer_ns")
 PROCESSOR = ("cpu_ns", "queued_ns")
 """How long the process had a processor, and how long its main thread waited for one."""
 RECEIVES = ("recv", "recv_any_source", "irecv")
+_OF_CALLS = ("call", "signature", "seq", "step", "backwards", "phase", "start_ns")
+_OF_ENDS = ("end_ns", "wait_start_ns", "arrive_ns", "duration_ns", "clock", "failed")
 _ALONE = 1 << 40
 """Keys of messages whose other side nobody knows lie beyond those of all pairs."""
 
@@ -116,52 +118,66 @@ def _kinds(calls: pd.DataFrame) -> tuple[Any, pd.DataFrame]:
 # ---- whole logs -----------------------------------------------------------------------------------------------------
 def _from_logs(run: Run) -> Tables:
     signatures, kinds = _signatures_in_logs(run)
-    done = run.table("done")
-    done = done.group_by("rank", "call").agg(
-        end_ns=done.end_ns.min(),
-        wait_ns=done.wait_start_ns.min(),
-        arrive_ns=done.arrive_ns.min(),
-        duration_ns=done.duration_ns.min(),
-        waited=(done.clock != "poll").any(),
-        failed=done.failed.any(),
-    )
-    calls = run.table("call").join(done.filter(~done.failed), ["rank", "call"])
-    calls = calls.join(run.engine.memory(signatures), ["rank", "signature"])
-    calls = calls.join(run.engine.memory(_offsets(run)), "rank")
+    calls = _ended(run).join(run.engine.memory(signatures), ["rank", "signature"])
     start = ibis.greatest(calls.start_ns, calls.arrive_ns.fill_null(0))
     measured = calls.duration_ns.notnull() & calls.arrive_ns.notnull()
     begun = ibis.ifelse(calls.waited, ibis.greatest(start, calls.wait_ns.fill_null(0)), start)
-    phase = calls.phase.cases(*PHASES.items(), else_=0).cast("int64")
     table = calls.select(
-        "rank",
         "call",
         "group",
         "seq",
         "step",
-        "backwards",
         "kind",
         "waited",
         "p2p",
         "receives",
         "peer",
-        phase=phase,
-        own_thread=calls.main | (phase == PHASES["backward"]),
+        "phase",
+        rank=calls["rank"].cast("int32"),
+        backwards=calls.backwards.cast("int32"),
+        own_thread=calls.main | (calls.phase == PHASES["backward"]),
         start_ns=start + calls.offset_ns,
         begun_ns=begun + calls.offset_ns,
         end_ns=ibis.ifelse(measured, start + calls.duration_ns, calls.end_ns) + calls.offset_ns,
     )
+    messages = bool(signatures["p2p"].any())
+    if not messages:
+        table = _paired(table, 0, messages=False)
     kept = run.engine.materialised(table)
     return Tables(
-        calls=_paired(kept, max(run.ranks, default=0) + 1, messages=bool(signatures["p2p"].any())),
+        calls=_paired(kept, max(run.ranks, default=0) + 1, messages=True) if messages else kept,
         steps=run.engine.materialised(steps_in_logs(run)),
         kinds=kinds,
         first_calls=_first_calls(kept),
     )
 
 
+def _ended(run: Run) -> ibis.Table:
+    """Return one row per call that ended well, from one pass over calls and ends: rank, call and what both say of it.
+
+    Grouping them brings both sides together and, where an end was told several times, these, too.
+    """
+    both = run.table("call", "done", only=(*_OF_CALLS, *_OF_ENDS))
+    both = both.mutate(
+        phase=both.phase.cases(*PHASES.items(), else_=0).cast("int8"),
+        waited=both.clock != "poll",
+    )
+    calls = both.group_by("rank", "call").agg(
+        **{name: both[name].max() for name in _OF_CALLS if name != "call"},
+        end_ns=both.end_ns.min(),
+        wait_ns=both.wait_start_ns.min(),
+        arrive_ns=both.arrive_ns.min(),
+        duration_ns=both.duration_ns.min(),
+        waited=both.waited.any(),
+        failed=both.failed.any(),
+    )
+    return calls.filter(calls.signature.notnull() & calls.end_ns.notnull() & ~calls.failed)
+
+
 def steps_in_logs(run: Run) -> ibis.Table:
     """Return one row per rank and step; a second record of a step only adds facts."""
-    steps = run.table("step").join(run.engine.memory(_offsets(run)), "rank")
+    steps = run.table("step", only=("step", "start_ns", "end_ns", *DURATIONS, *PROCESSOR, "facts"))
+    steps = steps.join(run.engine.memory(_offsets(run)), "rank")
     merged = steps.group_by("rank", "step").agg(
         start_ns=steps.start_ns.min() + steps.offset_ns.min(),
         end_ns=steps.end_ns.max() + steps.offset_ns.min(),
@@ -172,7 +188,7 @@ def steps_in_logs(run: Run) -> ibis.Table:
 
 
 def _signatures_in_logs(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return group, kind and the like of each rank's signatures, and the kinds."""
+    """Return group, kind, offset of the clock and the like of each rank's signatures, and the kinds."""
     groups = run.engine.frame(run.table("group").select("rank", "group", "ranks").distinct())
     signatures = run.table("signature").select(
         "rank", "signature", "group", "op", "p2p", "size_bytes", "module", "device", "peer", "thread"
@@ -194,7 +210,7 @@ def _signatures_in_logs(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
             "peer": known["peer"].fillna(-1).astype("int64"),
             "main": known["thread"] == MAIN,
         }
-    )
+    ).merge(_offsets(run), on="rank")
     return frame.drop_duplicates(["rank", "signature"]), kinds
 
 

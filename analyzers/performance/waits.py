@@ -7,10 +7,14 @@ member with the shortest came last. A message is a collective of its two sides.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from distdiag.analyzers.performance.tables import PHASES
 from distdiag.deferred import deferred
+from distdiag.engine import Engine
 from distdiag.events import MAX_RANKS
 
 if TYPE_CHECKING:
@@ -22,32 +26,67 @@ PASSED_ON = 0.5
 """A late arrival is another rank's doing where waiting for that one made up at least this share of it."""
 EXACT = "decimal(28, 0)"
 """Holds moments with a rank behind them."""
+LARGEST = (1 << 63) - 1
+"""Of such numbers of 64 bits; a day of a thousand ranks stays far below."""
+COLUMNS = (
+    "rank", "step", "call", "group", "seq", "kind", "phase", "begun_ns", "members", "last_rank", "transfer_ns",
+    "exposed_ns", "waiting_ns",
+)  # fmt: skip
+_BACKWARD = ["rank", "step", "backwards"]
 LONGEST_CHAIN = 4
 """Groups through which lateness is followed to its source: tensor, expert, pipeline and data parallel."""
 
 
-def waits_of(calls: ibis.Table, steps: ibis.Table, *, comparable: bool) -> ibis.Table:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """How a time and the rank it is of make one number: the least and the greatest of them tell both."""
+
+    origin_ns: int
+    ranks: int
+    number: str
+    """Type that holds the numbers."""
+
+    def last(self, moment_ns: ibis.Value, rank: ibis.Value) -> ibis.Value:
+        """Return the rank with the latest moment, of equal ones the first."""
+        latest = ((moment_ns - self.origin_ns).cast(self.number) * self.ranks + (self.ranks - 1 - rank)).max()
+        return (self.ranks - 1 - latest % self.ranks).cast("int32")
+
+    def shortest(self, duration_ns: ibis.Value, rank: ibis.Value) -> ibis.Value:
+        """Return the rank with the shortest duration, of equal ones the first."""
+        return ((duration_ns.cast(self.number) * self.ranks + rank).min() % self.ranks).cast("int32")
+
+
+def _order_of(engine: Engine, calls: ibis.Table) -> _Order:
+    last_ns = ibis.greatest(calls.start_ns, calls.end_ns).max()
+    known = engine.frame(calls.aggregate(first=calls.start_ns.min(), last=last_ns, rank=calls["rank"].max())).iloc[0]
+    if pd.isna(known["first"]):
+        return _Order(origin_ns=0, ranks=1, number="int64")
+    first, last, ranks = int(known["first"]), int(known["last"]), int(known["rank"]) + 1
+    fits = (last - first + 1) * ranks <= LARGEST
+    return _Order(origin_ns=first, ranks=ranks, number="int64" if fits else EXACT)
+
+
+def waits_of(engine: Engine, calls: ibis.Table, steps: ibis.Table, *, comparable: bool) -> ibis.Table:
     """Return the calls within whole steps, with what each member lost in them.
 
-    More columns: last_rank, duration_ns, transfer_ns (the shortest duration), exposed_ns (how long nothing else went
-    on) and waiting_ns (the part of that for which somebody had not come).
+    Columns: rank, step, call, group, seq, kind, phase, begun_ns, members, last_rank, transfer_ns (the shortest
+    duration), exposed_ns (how long nothing else went on) and waiting_ns (the part of that for which somebody had not
+    come).
     """
     begun = _within_steps(calls, steps)
+    order = _order_of(engine, calls)
+    rank, duration = begun["rank"], begun.end_ns - begun.start_ns
     shared = begun.group_by("group", "seq").agg(
         members=begun.count(),
         arrived_ns=begun.start_ns.max(),
-        latest=begun["rank"].argmax(begun.start_ns.cast(EXACT) * MAX_RANKS - begun["rank"]),
-        transfer_ns=(begun.end_ns - begun.start_ns).min(),
-        shortest=first_of_least(begun["rank"], begun.end_ns - begun.start_ns),
+        last_rank=order.last(begun.start_ns, rank) if comparable else order.shortest(duration, rank),
+        transfer_ns=duration.min(),
     )
     joined = begun.join(shared, ["group", "seq"])
-    duration = joined.end_ns - joined.start_ns
-    late = joined.arrived_ns - joined.begun_ns if comparable else duration - joined.transfer_ns
+    late = joined.arrived_ns - joined.begun_ns if comparable else joined.end_ns - joined.start_ns - joined.transfer_ns
     waiting = ibis.ifelse(joined.members > 1, ibis.greatest(late, 0), 0)
-    joined = joined.mutate(
-        last_rank=joined.latest if comparable else joined.shortest, duration_ns=duration, late_ns=waiting
-    )
-    return _exposed(joined).drop("latest", "shortest")
+    exposed = _exposed(joined.mutate(late_ns=waiting).drop("arrived_ns"), _last_in_backwards(calls))
+    return exposed.select(*COLUMNS)
 
 
 def first_of_least(rank: ibis.Value, value_ns: ibis.Value) -> ibis.Value:
@@ -65,18 +104,24 @@ def _within_steps(calls: ibis.Table, steps: ibis.Table) -> ibis.Table:
     ).drop("from_ns", "to_ns")
 
 
-def _exposed(calls: ibis.Table) -> ibis.Table:
+def _hidden(calls: ibis.Table) -> ibis.Value:
+    """Return whether a backward issued the call, and C++ waits for it (buckets of gradients)."""
+    return (calls.phase == PHASES["backward"]) & ~calls.waited & ~calls.p2p
+
+
+def _last_in_backwards(calls: ibis.Table) -> ibis.Table:
+    """Return when the last such call of each backward was issued."""
+    return calls.filter(_hidden(calls)).group_by(*_BACKWARD).agg(last_ns=lambda hidden: hidden.start_ns.max())
+
+
+def _exposed(calls: ibis.Table, last: ibis.Table) -> ibis.Table:
     """Add how long each call held its rank up: what overlaps counts once.
 
-    What a backward issues and C++ waits for (buckets of gradients) overlaps the backward until the last of it is
-    issued; before that nobody waits.
+    What a backward issues and C++ waits for overlaps the backward until the ``last`` of it is issued; before that
+    nobody waits.
     """
-    hidden = (calls.phase == PHASES["backward"]) & ~calls.waited & ~calls.p2p
-    backward = ["rank", "step", "backwards"]
-    last = calls.filter(hidden).group_by(backward).agg(last_ns=calls.start_ns.max())
-    calls = calls.left_join(last, backward).drop(*(f"{name}_right" for name in backward))
-    hidden = (calls.phase == PHASES["backward"]) & ~calls.waited & ~calls.p2p
-    held_ns = ibis.ifelse(hidden, ibis.greatest(calls.begun_ns, calls.last_ns), calls.begun_ns)
+    calls = calls.left_join(last, _BACKWARD).drop(*(f"{name}_right" for name in _BACKWARD))
+    held_ns = ibis.ifelse(_hidden(calls), ibis.greatest(calls.begun_ns, calls.last_ns), calls.begun_ns)
     calls = calls.mutate(held_ns=held_ns).drop("last_ns")
     before = ibis.window(
         group_by=["rank", "step"],
@@ -86,44 +131,54 @@ def _exposed(calls: ibis.Table) -> ibis.Table:
     free_ns = calls.end_ns.max().over(before).fill_null(0)
     exposed = ibis.greatest(calls.end_ns - ibis.greatest(calls.held_ns, free_ns), 0)
     calls = calls.mutate(exposed_ns=exposed)
-    return calls.mutate(waiting_ns=ibis.least(calls.late_ns, calls.exposed_ns)).drop("held_ns")
+    return calls.mutate(waiting_ns=ibis.least(calls.late_ns, calls.exposed_ns))
 
 
-def sources_of(waits: ibis.Table) -> ibis.Table:
-    """Return per collective with waiting the rank that is its source: group, seq, source.
+def passed_on(engine: Engine, waits: ibis.Table, noise_ns: float) -> pd.DataFrame:
+    """Return the waiting that is not the doing of who came last: by that rank (``last``) and its ``source``, in
+    ``waiting_ns``.
 
     A rank that is late in one group because it waited in another before, in the same step, is not the source; the
-    lateness is passed on to the rank that it waited for.
+    lateness is passed on to the rank that it waited for. Waits up to ``noise_ns`` are not followed.
     """
+    links = engine.materialised(_links(engine, waits, noise_ns))
+    for _ in range(LONGEST_CHAIN - 1):
+        links = engine.materialised(_followed(links))
+    return engine.frame(links.group_by("last", "source").agg(waiting_ns=links.waiting_ns.sum()))
+
+
+def _links(engine: Engine, waits: ibis.Table, noise_ns: float) -> ibis.Table:
+    """Return per collective whose last rank had waited before: group, seq, waiting_ns, last, the rank that it waited
+    for (source) and in which collective (next_group, next_seq)."""
+    late = waits.group_by("group", "seq").agg(
+        waiting_ns=waits.waiting_ns.sum(), longest_ns=waits.waiting_ns.max(), last=waits.last_rank.max()
+    )
+    late = engine.materialised(late.filter(late.longest_ns > noise_ns))
+    steps = waits.semi_join(late, ["group", "seq"]).select("rank", "step").distinct()
+    near = waits.semi_join(steps, ["rank", "step"])
     earlier = ibis.window(group_by=["rank", "step"], order_by=["begun_ns", "call"], preceding=(None, 1))
-    waits = waits.mutate(
-        suffered_ns=waits.waiting_ns.sum().over(earlier).fill_null(0),
-        longest=ibis.struct({"group": waits.group, "seq": waits.seq}).argmax(waits.waiting_ns).over(earlier),
+    known = ibis.struct({"group": near.group, "seq": near.seq, "last": near.last_rank})
+    near = near.mutate(
+        suffered_ns=near.waiting_ns.sum().over(earlier).fill_null(0),
+        longest=known.argmax(near.waiting_ns).over(earlier),
     )
-    waits = waits.mutate(from_group=waits.longest["group"], from_seq=waits.longest["seq"])
-    collectives = waits.group_by("group", "seq").agg(
-        last=waits.last_rank.max(),
-        waiting_ns=waits.waiting_ns.sum(),
-        longest_ns=waits.waiting_ns.max(),
-        least_ns=waits.suffered_ns.min(),
-        suffered_ns=waits.suffered_ns.max(where=waits["rank"] == waits.last_rank),
-        from_group=waits.from_group.max(where=waits["rank"] == waits.last_rank),
-        from_seq=waits.from_seq.max(where=waits["rank"] == waits.last_rank),
+    members = near.join(late.drop("waiting_ns"), ["group", "seq"])
+    is_last = members["rank"] == members["last"]
+    collectives = members.group_by("group", "seq").agg(
+        least_ns=members.suffered_ns.min(),
+        suffered_ns=members.suffered_ns.max(where=is_last),
+        source=members.longest["last"].max(where=is_last),
+        next_group=members.longest["group"].max(where=is_last),
+        next_seq=members.longest["seq"].max(where=is_last),
     )
-    inherited = collectives.suffered_ns - collectives.least_ns
-    passed = (inherited >= PASSED_ON * collectives.longest_ns) & (collectives.longest_ns > 0)
-    return collectives.select(
-        "group",
-        "seq",
-        "waiting_ns",
-        source=collectives.last,
-        next_group=ibis.ifelse(passed, collectives.from_group, None),
-        next_seq=ibis.ifelse(passed, collectives.from_seq, None),
-    )
+    joined = late.join(collectives, ["group", "seq"])
+    inherited = joined.suffered_ns - joined.least_ns
+    passed = joined.filter(inherited >= PASSED_ON * joined.longest_ns)
+    return passed.select("group", "seq", "waiting_ns", "last", "source", "next_group", "next_seq")
 
 
-def followed(links: ibis.Table) -> ibis.Table:
-    """Return the links with their sources followed one group further."""
+def _followed(links: ibis.Table) -> ibis.Table:
+    """Return the links with their sources followed further."""
     origin = links.select(
         at_group=links.group,
         at_seq=links.seq,
@@ -136,6 +191,7 @@ def followed(links: ibis.Table) -> ibis.Table:
         "group",
         "seq",
         "waiting_ns",
+        "last",
         source=ibis.coalesce(joined.its_source, joined.source),
         next_group=joined.its_group,
         next_seq=joined.its_seq,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distdiag import events
 from distdiag.deferred import deferred
 from distdiag.engine import sql
-from distdiag.engine.sql import FILE
+from distdiag.engine.sql import FILE, Kinds
 from distdiag.errors import DistdiagError
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ _IN_MEMORY = {
 }
 
 BULK: tuple[type[events.Event], ...] = (events.Call, events.Done)
-"""The kinds that make up nearly all of a log; all others are few enough to be decoded one by one."""
+"""The kinds that make up nearly all of a log; all others are few enough to be decoded one by one, and to be copied."""
 
-MANY: tuple[type[events.Event], ...] = (*BULK, events.Step)
-"""Kinds that are read from the files each time; a copy of them would be as large as the files."""
+MEMORY = "2GB"
+"""What the database keeps in memory; the rest of results that are kept lies in its temporary folder."""
 
 
 class Engine:
@@ -66,6 +66,7 @@ class Engine:
                 self._database = ibis.duckdb.connect(temp_directory=str(self._folder()))
                 # It would be drawn into the report.
                 self._database.raw_sql("SET enable_progress_bar = false")
+                self._database.raw_sql(f"SET memory_limit = '{MEMORY}'")
             return self._database
 
     def spool(self, name: str, data: bytes) -> Path:
@@ -81,10 +82,11 @@ class Engine:
             weakref.finalize(self, shutil.rmtree, self._spooled, ignore_errors=True)
         return self._spooled
 
-    def read(self, files: Sequence[Path], kind: type[events.Event], only: Collection[str] | None = None) -> ibis.Table:
+    def read(self, files: Sequence[Path], kind: Kinds, only: Collection[str] | None = None) -> ibis.Table:
         """Return the records of one kind as a lazy table; lines of other kinds and damaged lines are no rows.
 
         Fields that a log leaves out hold their default, or NULL where that is None. ``only`` these fields are read.
+        Several kinds are read in one pass over the files.
         """
         # Telling lines apart as text first and giving only those of the kind their columns is twice as fast as
         # ``read_json``, which gives all lines columns.
@@ -95,12 +97,12 @@ class Engine:
         )
         return self._ibis.sql(query, schema=sql.schema_of(kind, only))
 
-    def _lines_with(self, files: Sequence[Path], kind: type[events.Event]) -> str:
+    def _lines_with(self, files: Sequence[Path], kind: Kinds) -> str:
         """Return what to select lines from: the files or, where kinds are few, a copy of all lines of such kinds.
 
         The copy is made once: a pass over a run asks for several of them.
         """
-        if kind in MANY:
+        if not set(BULK).isdisjoint(sql.kinds_of(kind)):
             return sql.lines_of(files)
         known = self._few.get(tuple(files))
         if known is None:
@@ -108,7 +110,7 @@ class Engine:
             with readable():
                 self._ibis.raw_sql(
                     f"CREATE TEMP TABLE {known} AS SELECT file_index, json FROM {sql.lines_of(files)} "
-                    f"WHERE json IS NOT NULL AND NOT ({sql.is_of_kinds(MANY)})"
+                    f"WHERE json IS NOT NULL AND NOT ({sql.is_of_kinds(BULK)})"
                 )
         return known
 
@@ -160,6 +162,17 @@ class Engine:
         """Run an expression and return its rows as a frame."""
         frame: pd.DataFrame = self.arrow(table).to_pandas()
         return frame
+
+
+def united(engine: Engine, files: Sequence[Path], kinds: Kinds, only: Collection[str] | None) -> ibis.Table:
+    """Return what an engine reads kind by kind as the one table of several kinds."""
+    schema = sql.schema_of(kinds, only)
+    parts = [engine.read(files, kind, only) for kind in sql.kinds_of(kinds)]
+    columns = [
+        {name: part[name] if name in part.columns else ibis.null(type_) for name, type_ in schema.items()}
+        for part in parts
+    ]
+    return ibis.union(*(part.select(**values) for part, values in zip(parts, columns, strict=True)))
 
 
 def _arrow(frame: pd.DataFrame, schema: Any) -> Any:

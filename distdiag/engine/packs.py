@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from distdiag import events
-from distdiag.engine import BULK, FILE, LINES_AT_ONCE, Engine, readable, sql
+from distdiag.engine import BULK, FILE, LINES_AT_ONCE, Engine, readable, sql, united
+from distdiag.engine.sql import Kinds
 from distdiag.errors import DistdiagError
 
 if TYPE_CHECKING:
@@ -126,8 +127,10 @@ class PackEngine(Engine):
         self.folder = folder
         self.manifest = manifest
 
-    def read(self, files: Sequence[Path], kind: type[events.Event], only: Collection[str] | None = None) -> ibis.Table:
+    def read(self, files: Sequence[Path], kind: Kinds, only: Collection[str] | None = None) -> ibis.Table:
         """Return the records of one kind as a lazy table, as ``Engine.read`` does."""
+        if isinstance(kind, tuple):
+            return united(self, files, kind, only)
         schema = sql.schema_of(kind, only)
         name = events.kind_of(kind)
         if name in self.manifest.kinds:

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from distdiag.deferred import deferred
-from distdiag.engine import Engine, sql
-from distdiag.engine.packs import PackEngine, spans_of
-from distdiag.engine.sql import FILE
-from distdiag.errors import DistdiagError
 
 from distdiag import events
+from distdiag.deferred import deferred
+from distdiag.engine import Engine, sql, united
+from distdiag.engine.packs import PackEngine, spans_of
+from distdiag.engine.sql import FILE, Kinds
+from distdiag.errors import DistdiagError
 
 if TYPE_CHECKING:
     import ibis
@@ -79,8 +79,10 @@ class SparkEngine(Engine):
         self._here, self._there = here, there
         self._tables = ibis.pyspark.connect(session)
 
-    def read(self, files: Sequence[Path], kind: type[events.Event], only: Collection[str] | None = None) -> ibis.Table:
+    def read(self, files: Sequence[Path], kind: Kinds, only: Collection[str] | None = None) -> ibis.Table:
         """Return the records of one kind as a lazy table, as ``Engine.read`` does."""
+        if isinstance(kind, tuple):
+            return united(self, files, kind, only)
         rows = self._packed(files, kind) if isinstance(self.embedded, PackEngine) else self._recorded(files, kind)
         schema = sql.schema_of(kind, only)
         return self._table(rows.select(*schema.names)).cast(schema)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 else:
     ibis = deferred("ibis")
 
+Kinds = type[events.Event] | tuple[type[events.Event], ...]
+"""Records of one kind, or of several in one table: a field is NULL where the kind of a record has none of its name."""
+
 FILE = "file"
 """Column that every table has beside the record's own: position of the file in the list that was read."""
 MAX_LINE_BYTES = 64 << 20
@@ -44,17 +47,22 @@ def lines_of(files: Sequence[Path]) -> str:
     return f"read_ndjson_objects({listed(text(str(file)) for file in files)}, {_OPTIONS})"
 
 
-def schema_of(kind: type[events.Event], only: Collection[str] | None = None) -> Any:
+def kinds_of(kinds: Kinds) -> tuple[type[events.Event], ...]:
+    """Return the kinds meant."""
+    return kinds if isinstance(kinds, tuple) else (kinds,)
+
+
+def schema_of(kind: Kinds, only: Collection[str] | None = None) -> Any:
     """Return the Ibis schema of a kind's table: the file, and the fields of the kind or ``only`` these."""
     return ibis.schema({FILE: "int64"} | {field.name: _types_of(field.type)[1] for field in _fields(kind, only)})
 
 
-def declared(kind: type[events.Event], only: Collection[str] | None = None) -> str:
+def declared(kind: Kinds, only: Collection[str] | None = None) -> str:
     """Return the structure that ``from_json`` makes of a line."""
     return text(json.dumps({field.name: _types_of(field.type)[0] for field in _fields(kind, only)}))
 
 
-def selected(kind: type[events.Event], only: Collection[str] | None = None) -> str:
+def selected(kind: Kinds, only: Collection[str] | None = None) -> str:
     """Return the columns of a ``record`` that was made so, defaults filled in."""
     return ", ".join(_selected(field) for field in _fields(kind, only))
 
@@ -64,10 +72,11 @@ def is_of_kinds(kinds: Iterable[type[events.Event]]) -> str:
     return " OR ".join(f'starts_with({LINE}, \'{{"kind":"{events.kind_of(kind)}"\')' for kind in kinds)
 
 
-def is_of_kind(kind: type[events.Event]) -> str:
+def is_of_kind(kind: Kinds) -> str:
     """Return the condition that a line is of a kind, whatever the order of its fields."""
-    unusual = f"NOT starts_with({LINE}, '{{\"kind\":\"') AND json ->> 'kind' = '{events.kind_of(kind)}'"
-    return f"{is_of_kinds((kind,))} OR ({unusual})"
+    names = ", ".join(text(events.kind_of(each)) for each in kinds_of(kind))
+    unusual = f"NOT starts_with({LINE}, '{{\"kind\":\"') AND json ->> 'kind' IN ({names})"
+    return f"{is_of_kinds(kinds_of(kind))} OR ({unusual})"
 
 
 def default_of(field: msgspec.structs.FieldInfo) -> bool | int | float | str | None:
@@ -91,8 +100,9 @@ def listed(values: Iterable[str]) -> str:
     return "[" + ", ".join(values) + "]"
 
 
-def _fields(kind: type[events.Event], only: Collection[str] | None) -> list[msgspec.structs.FieldInfo]:
-    return [field for field in msgspec.structs.fields(kind) if only is None or field.name in only]
+def _fields(kind: Kinds, only: Collection[str] | None) -> list[msgspec.structs.FieldInfo]:
+    every = {field.name: field for each in kinds_of(kind) for field in msgspec.structs.fields(each)}
+    return [field for name, field in every.items() if only is None or name in only]
 
 
 def _types_of(annotation: Any) -> tuple[str, str]:
