@@ -2,7 +2,7 @@
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,15 +95,16 @@ def lives_of(run: Run) -> Mapping[int, Life]:
     watched = _watched_by_others(run)
     full = by_rank(run.dropped[run.dropped["reason"] == NO_SPACE].groupby("rank")["time_ns"].max())
     exits = {int(row.rank): row for row in records(run.faults[run.faults["fault"] == "exit"])}
-    dumped = {int(str(rank)): rows for rank, rows in run.crashes.groupby("rank")}
-    nothing = run.crashes.iloc[:0]
+    dumped: dict[int, list[Any]] = {}
+    for dump in records(run.crashes):
+        dumped.setdefault(int(dump.rank), []).append(dump)
     lives = {}
     for rank in run.ranks:
         last_ns = lasts.get(rank, beginning)
         failed_ns, failure = failures.get(rank, (None, None))
-        crashes = dumped.get(rank, nothing)
-        fatal = crashes[crashes["kind"].str.fullmatch(FATAL_SIGNALS)] if len(crashes) else crashes
-        kinds = set(crashes["kind"])
+        crashes = dumped.get(rank, [])
+        fatal = [dump for dump in crashes if FATAL_SIGNALS.fullmatch(dump.kind)]
+        kinds = {dump.kind for dump in crashes}
         exit_record = exits.get(rank)
         end, code = _end(exit_record, kinds, fatal_signal=len(fatal) > 0, recorded=rank in own)
         if end is End.SILENT and rank in run.alive:
@@ -118,18 +119,14 @@ def lives_of(run: Run) -> Mapping[int, Life]:
             end_ns=int(exit_record.time_ns) if exit_record is not None else last_ns,
             code=code,
             signal=_signal(fatal, kinds, exit_record),
-            crash_frames=tuple(fatal["frames"].iloc[0]) if len(fatal) else (),
+            crash_frames=tuple(fatal[0].frames) if fatal else (),
             frozen=FROZEN in kinds or rank in held_up,
-            frozen_frames=_newest_frames(crashes[crashes["kind"] == FROZEN]),
+            frozen_frames=next((tuple(dump.frames) for dump in reversed(crashes) if dump.kind == FROZEN), ()),
             failed_ns=failed_ns,
             failure=failure,
             watched_ns=last_ns if rank in own else watched.get(rank, NEVER_NS),
         )
     return lives
-
-
-def _newest_frames(dumps: pd.DataFrame) -> tuple[str, ...]:
-    return tuple(dumps["frames"].iloc[-1]) if len(dumps) else ()
 
 
 def _watched_by_others(run: Run) -> dict[int, int]:
@@ -163,10 +160,10 @@ def _seen_by_launcher(signal: str | None, code: int | None) -> End:
     return End.FAILED if code else End.ORDERLY
 
 
-def _signal(fatal: pd.DataFrame, kinds: set[str], exit_record: Any) -> str | None:
+def _signal(fatal: Sequence[Any], kinds: set[str], exit_record: Any) -> str | None:
     """Return the signal that ended a process."""
-    if len(fatal):
-        return str(fatal["kind"].iloc[0])
+    if fatal:
+        return str(fatal[0].kind)
     named = text(exit_record.type) if exit_record is not None else None
     return named or (TORN_DOWN if TORN_DOWN in kinds else None)
 

@@ -53,14 +53,17 @@ def split_mismatches(run: Run, calls: pd.DataFrame) -> Iterator[SplitMismatch]:
         return
     found: set[str] = set()
     fitting: set[tuple[object, ...]] = set()
-    for (key, seq), rows in exchanges.groupby(["group_key", "seq"], observed=True):
-        members = rows["members"].iloc[0]
+    of_groups = exchanges["members"].tolist()
+    asked = list(zip(*(exchanges[column].tolist() for column in SIDES), strict=True))
+    instances: Mapping[Any, npt.NDArray[np.int64]] = exchanges.groupby(["group_key", "seq"], observed=True).indices
+    for (key, seq), positions in instances.items():
+        members = of_groups[positions[0]]
         if str(key) in found or members is None:
             continue
-        shape = _shape(rows)
+        shape = _shape(members, [asked[position] for position in positions])
         if shape in fitting:
             continue
-        mismatch = _mismatch(run, str(key), int(str(seq)), rows, members)
+        mismatch = _mismatch(run, str(key), int(str(seq)), exchanges.iloc[positions], members)
         if mismatch is None:
             fitting.add(shape)
         else:
@@ -78,9 +81,12 @@ def _newest(calls: pd.DataFrame, mask: npt.NDArray[np.bool_]) -> pd.DataFrame:
     return calls.iloc[rows]
 
 
-def _shape(rows: pd.DataFrame) -> tuple[object, ...]:
-    columns = ("rank", "group_key", "op", "shapes", "output_shapes", "input_splits", "output_splits")
-    return tuple(tuple(rows[column].tolist()) for column in columns)
+def _shape(members: Sequence[int], asked: Sequence[tuple[Any, ...]]) -> tuple[object, ...]:
+    """Return what decides whether members fit: where all ask for the same evenly divided, not who asks."""
+    kinds = {each[1:] for each in asked}
+    if len(kinds) == 1 and not any(asked[0][-2:]):
+        return len(members), len(asked), kinds.pop()
+    return tuple(members), tuple(asked)
 
 
 def _mismatch(run: Run, key: str, seq: int, rows: pd.DataFrame, members: Sequence[int]) -> SplitMismatch | None:

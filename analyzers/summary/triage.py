@@ -29,6 +29,8 @@ HEALTHY = "healthy"
 MOST_GROUPS = 4
 """Places and faults said one by one; more than that is no longer an answer."""
 FEWEST_RANKS = 2
+SEQ_BITS = 40
+"""Left to the number of a collective in a key of group and number."""
 MUST_BE_FINITE = ("loss", "grad_norm")
 ORDERED = ("rank", "group_key", "group", "members", "seq", "agree", "start_ns", "op", "dtype", "numel", "path")
 """What of a call the comparison of orders looks at."""
@@ -189,13 +191,15 @@ def _order(run: Run, verdict: Verdict) -> str:
 
 def _first_difference(calls: pd.DataFrame) -> tuple[str, int] | None:
     """Return group and sequence number of the earliest collective whose members issued something else."""
-    keys = ["group_key", "seq"]
-    asked = calls.groupby(keys, observed=True).agg(
-        least=("agree", "min"), most=("agree", "max"), start_ns=("start_ns", "min")
-    )
-    different = asked[asked["least"] != asked["most"]]
-    if different.empty:
+    places = (calls["group_key"].cat.codes.to_numpy().astype(np.int64) << SEQ_BITS) + calls["seq"].to_numpy()
+    codes, _ = pd.factorize(places)
+    first = np.zeros(int(codes.max()) + 1, dtype=np.int64)
+    agree = calls["agree"].to_numpy()
+    first[codes[::-1]] = agree[::-1]
+    differ = np.unique(codes[agree != first[codes]])
+    if not len(differ):
         return None
+    different = calls[np.isin(codes, differ)].groupby(["group_key", "seq"], observed=True)["start_ns"].min()
     ordered = different.reset_index().sort_values(["start_ns", "group_key", "seq"])
     return str(ordered["group_key"].iloc[0]), int(ordered["seq"].iloc[0])
 

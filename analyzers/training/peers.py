@@ -1,5 +1,6 @@
 """Which ranks compute the same model on different samples, as the wrappers that average their gradients tell."""
 
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -25,11 +26,25 @@ class DataParallel:
     """Whether members hold different parts of the parameters."""
 
 
-def data_parallel(run: Run) -> list[DataParallel]:
+_data_parallel: weakref.WeakKeyDictionary[Run, tuple[DataParallel, ...]] = weakref.WeakKeyDictionary()
+"""Several analyzers ask; the answer lives as long as its run."""
+
+
+def data_parallel(run: Run) -> tuple[DataParallel, ...]:
     """Return the groups in which more than one rank with a log averages gradients, ordered by members."""
+    known = _data_parallel.get(run)
+    if known is None:
+        known = _data_parallel[run] = tuple(_averaging(run)) if len(run.wrappers) else ()
+    return known
+
+
+def _averaging(run: Run) -> list[DataParallel]:
+    groups = run.groups
     members = {
-        (int(row["rank"]), str(row["group"])): tuple(row["ranks"])
-        for row in run.groups[["rank", "group", "ranks"]].to_dict("records")
+        (rank, str(group)): tuple(ranks)
+        for rank, group, ranks in zip(
+            groups["rank"].tolist(), groups["group"].tolist(), groups["ranks"].tolist(), strict=True
+        )
     }
     found: dict[tuple[int, str, tuple[int, ...]], DataParallel] = {}
     for row in run.wrappers.to_dict("records"):

@@ -51,7 +51,8 @@ def _partners(run: Run, averaging: set[tuple[int, ...]]) -> set[Pair]:
             found |= set(combinations(sorted(members), 2))
         elif members not in averaging and not any(set(members) >= set(each) for each in averaging):
             found |= set(combinations(sorted(members)[:MOST_RANKS], 2))
-    forward = (calls["phase"] == "forward") & calls["op"].isin(EXCHANGES) & calls["module"].isna()
+    forward = (calls["phase"] == "forward") & calls["op"].isin(EXCHANGES)
+    forward &= calls["module"].where(forward).isna()
     for members in _members_of(calls, forward):
         found |= set(combinations(sorted(members)[:MOST_RANKS], 2))
     return found
