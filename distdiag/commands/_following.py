@@ -116,7 +116,7 @@ class Session:
             self._over_since = None
             return False
         if not self.watch.alarms.active:
-            return True
+            return not self.watch.alarms.awaits_confirmation
         self._over_since = self._over_since or time.monotonic()
         return time.monotonic() - self._over_since > SETTLE_SECONDS
 

@@ -112,6 +112,11 @@ class Alarms:
         self.active = {incident: seen.alarm for incident, seen in self._seen.items() if seen.alarm is not None}
         return changes
 
+    @property
+    def awaits_confirmation(self) -> bool:
+        """Return whether something was seen that the next looks may make an alarm."""
+        return any(seen.alarm is None for seen in self._seen.values())
+
     def explain(self, verdict: Mapping[str, Any]) -> list[Change]:
         """Attach a verdict to the alarms that have none yet, and return these."""
         changes = []

@@ -210,6 +210,21 @@ def test_watch_ends_with_the_job(tmp_path: Path) -> None:
     assert (last["ended"], last["health"]) == (True, "all 2 ranks have ended")
 
 
+def test_deaths_of_all_ranks_at_once_are_told_before_the_watch_ends(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.train(steps=5)
+    for log in watched.logs:
+        log.fault("ValueError", "bad configuration", "train.py:9 main").exit()
+    watched.look()
+
+    done = subprocess.run(
+        command(tmp_path, "--no-verdict", "--exit-on", "death"), stdout=subprocess.PIPE, text=True, timeout=CAP_SECONDS
+    )
+
+    assert done.returncode == 1
+    assert "ranks 0-1 died; the first: rank 0 died of ValueError: bad configuration" in done.stdout
+
+
 def test_death_is_told_in_text_and_by_the_code(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     watched.train(steps=5)
