@@ -55,7 +55,7 @@ def split_mismatches(run: Run, calls: pd.DataFrame) -> Iterator[SplitMismatch]:
     fitting: set[tuple[object, ...]] = set()
     of_groups = exchanges["members"].tolist()
     asked = list(zip(*(exchanges[column].tolist() for column in SIDES), strict=True))
-    instances: Mapping[Any, npt.NDArray[np.int64]] = exchanges.groupby(["group_key", "seq"], observed=True).indices
+    instances: Mapping[Any, Any] = exchanges.groupby(["group_key", "seq"], observed=True).indices
     for (key, seq), positions in instances.items():
         members = of_groups[positions[0]]
         if str(key) in found or members is None:
