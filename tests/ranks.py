@@ -17,17 +17,19 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from distdiag import events
+from tests.nursery import Order, Rank, shared_nursery
 from tests.recordings import RankLog, read_logs
 
 CAP_SECONDS = 60.0
 """No program of a test takes as long, even with other work on the machine."""
 ROOT = Path(__file__).parents[1]
+Process = subprocess.Popen[bytes] | Rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,33 +72,48 @@ def launch(
     cap_seconds: float = CAP_SECONDS,
     variables: Mapping[str, str] | None = None,
     ranked: bool = True,
+    forked: bool = False,
 ) -> list[Ended]:
     """Run a program on some ranks until all have ended; whoever is not done within the cap is killed.
 
-    ``ranked=False`` starts the processes without the variables of a launcher.
+    ``ranked=False`` starts the processes without the variables of a launcher. ``forked=True`` is for programs that do
+    not depend on how an interpreter starts: it spares importing torch in each rank.
     """
     directory.mkdir(parents=True, exist_ok=True)
     script = directory / "train.py"
     script.write_text(textwrap.dedent(program).lstrip())
     port = free_port()
-    processes = []
+    start = _forked if forked else _fresh
+    processes: list[Process] = []
     for rank in range(world_size):
         own = launcher_variables(rank, world_size, port) if ranked else {}
-        out, err = (directory / f"{rank}.{stream}" for stream in ("out", "err"))
-        with out.open("w") as stdout, err.open("w") as stderr:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, script],
-                    env={**os.environ, **surroundings(directory), **own, **(variables or {})},
-                    cwd=directory,
-                    stdout=stdout,
-                    stderr=stderr,
-                    start_new_session=True,  # so that the cap ends loader workers too
-                )
-            )
-    _wait(processes, cap_seconds)
+        order = Order(
+            script=script,
+            variables={**surroundings(directory), **own, **(variables or {})},
+            directory=directory,
+            stdout=directory / f"{rank}.out",
+            stderr=directory / f"{rank}.err",
+        )
+        processes.append(start(order))
+    codes = _wait(processes, cap_seconds)
     logs = read_logs(directory / "logs")
-    return [_ended(process, rank, directory, logs) for rank, process in enumerate(processes)]
+    return [_ended(processes[rank].pid, code, rank, directory, logs) for rank, code in enumerate(codes)]
+
+
+def _forked(order: Order) -> Rank:
+    return shared_nursery().start(order)
+
+
+def _fresh(order: Order) -> "subprocess.Popen[bytes]":
+    with order.stdout.open("w") as stdout, order.stderr.open("w") as stderr:
+        return subprocess.Popen(
+            [sys.executable, order.script, *order.arguments],
+            env={**os.environ, **order.variables},
+            cwd=order.directory,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,  # so that the cap ends loader workers too
+        )
 
 
 def surroundings(directory: Path) -> dict[str, str]:
@@ -130,7 +147,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], cap_seconds: float) -> None:
+def _wait(processes: Sequence[Process], cap_seconds: float) -> list[int]:
     deadline = time.monotonic() + cap_seconds
     try:
         for process in processes:
@@ -141,13 +158,14 @@ def _wait(processes: list[subprocess.Popen[bytes]], cap_seconds: float) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+    return [process.wait() for process in processes]
 
 
-def _ended(process: subprocess.Popen[bytes], rank: int, directory: Path, logs: Mapping[str, RankLog]) -> Ended:
-    log = _of_process(logs, process.pid)
+def _ended(pid: int, code: int, rank: int, directory: Path, logs: Mapping[str, RankLog]) -> Ended:
+    log = _of_process(logs, pid)
     crash = directory / "logs" / f"{log[0]}.crash.txt"
     return Ended(
-        code=process.returncode,
+        code=code,
         stdout=(directory / f"{rank}.out").read_text(),
         stderr=(directory / f"{rank}.err").read_text(),
         script=directory / "train.py",

@@ -13,9 +13,9 @@ from pathlib import Path
 from distdiag.analyzers import diagnose
 from distdiag.run import load
 from tests.benchmarks.repetition import Answer, Repetition, add_options, directory_of
-from tests.faults.nursery import Nursery
 from tests.faults.runs import Fault, Outcome, run_ranks
 from tests.faults.slow_kinds import ABSTAINED, ALL, RIGHT, WRONG, judged
+from tests.nursery import Nursery
 
 PATIENCE_SECONDS = "30"
 """Of collectives: nobody hangs, and busy machines start slowly."""

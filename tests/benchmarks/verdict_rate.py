@@ -15,8 +15,8 @@ from distdiag.analyzers import diagnose
 from distdiag.run import load
 from tests.benchmarks.repetition import RIGHT, Answer, Repetition, Result, add_options, directory_of, tell
 from tests.faults.matrix import MATRIX, SHARED, VERDICTS
-from tests.faults.nursery import Nursery
 from tests.faults.runs import Fault, Outcome, complaints_of, run_ranks
+from tests.nursery import Nursery
 
 WRONG = "wrong"
 

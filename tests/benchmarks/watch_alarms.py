@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,8 @@ from distdiag import events
 from distdiag.journal import read_lines, segments_of
 from tests.benchmarks.repetition import RIGHT, Answer, Repetition, add_options, directory_of
 from tests.faults.matrix import SHARED
-from tests.faults.nursery import Nursery
 from tests.faults.runs import Fault
+from tests.nursery import Nursery, Order, Rank
 from tests.ranks import free_port, launcher_variables, surroundings
 
 OWN = Path(__file__).parents[1] / "faults" / "watched.py"
@@ -169,7 +168,7 @@ def watch(program: Program, directory: Path, nursery: Nursery) -> Watched:
     )
 
 
-def _start(program: Program, directory: Path, nursery: Nursery) -> list[tuple[int, "Future[int]"]]:
+def _start(program: Program, directory: Path, nursery: Nursery) -> list[Rank]:
     fault, port = program.fault, free_port()
     settings = {
         **surroundings(directory),
@@ -181,21 +180,24 @@ def _start(program: Program, directory: Path, nursery: Nursery) -> list[tuple[in
     }
     return [
         nursery.start(
-            fault.worker,
-            fault.name,
-            {**settings, **launcher_variables(rank, fault.ranks, port)},
-            directory,
-            directory / f"{rank}.err",
+            Order(
+                script=fault.worker,
+                arguments=[fault.name],
+                variables={**settings, **launcher_variables(rank, fault.ranks, port)},
+                directory=directory,
+                stdout=directory / f"{rank}.err",
+                stderr=directory / f"{rank}.err",
+            )
         )
         for rank in range(fault.ranks)
     ]
 
 
-def _end(started: Sequence[tuple[int, "Future[int]"]]) -> None:
-    for pid, code in started:
+def _end(started: Sequence[Rank]) -> None:
+    for rank in started:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
-        code.result()
+            os.killpg(rank.pid, signal.SIGKILL)
+        rank.wait()
 
 
 def _moments(logs: Path) -> Iterator[tuple[bool, float]]:

@@ -14,7 +14,7 @@ import pytest
 from distdiag.analyzers import diagnose
 from distdiag.findings import Report
 from distdiag.run import load
-from tests.faults.nursery import Nursery
+from tests.nursery import Nursery, Order, Rank, shared_nursery
 from tests.ranks import free_port, launcher_variables, surroundings
 
 AT_A_TIME = 3
@@ -65,12 +65,12 @@ class Outcome:
 class Runs:
     """All programs that a test session asks for."""
 
-    def __init__(self, directory: Path, faults: Iterable[Fault]) -> None:
+    def __init__(self, directory: Path, faults: Iterable[Fault], variables: Mapping[str, str] | None = None) -> None:
         self._directory = directory
         self._pool = ThreadPoolExecutor(AT_A_TIME)
-        self._nursery = Nursery()
         self._codes: Mapping[str, Future[tuple[int, ...]]] = {
-            fault.name: self._pool.submit(run_ranks, fault, directory / fault.name, self._nursery) for fault in faults
+            fault.name: self._pool.submit(run_ranks, fault, directory / fault.name, shared_nursery(), variables)
+            for fault in faults
         }
 
     def outcome(self, fault: Fault) -> Outcome:
@@ -81,7 +81,6 @@ class Runs:
     def close(self) -> None:
         """Start nothing more."""
         self._pool.shutdown(cancel_futures=True)
-        self._nursery.close()
 
 
 def selected(faults: Iterable[Fault], items: Sequence[pytest.Item]) -> list[Fault]:
@@ -89,41 +88,47 @@ def selected(faults: Iterable[Fault], items: Sequence[pytest.Item]) -> list[Faul
     return [fault for fault in faults if any(item.name.endswith(f"[{fault.name}]") for item in items)]
 
 
-def run_ranks(fault: Fault, directory: Path, nursery: Nursery) -> tuple[int, ...]:
+def run_ranks(
+    fault: Fault, directory: Path, nursery: Nursery, variables: Mapping[str, str] | None = None
+) -> tuple[int, ...]:
     """Run a program on its ranks until all have ended or hang for good, and return their exit codes."""
     directory.mkdir(parents=True)
     port = free_port()
     started = [
         nursery.start(
-            fault.worker,
-            fault.name,
-            {
-                **surroundings(directory),
-                **launcher_variables(rank, fault.ranks, port),
-                "LOCAL_WORLD_SIZE": str(fault.ranks),
-                "DISTDIAG_STALL_AFTER": str(fault.stall_after),
-                **({"PG_TIMEOUT": HEALTHY_TIMEOUT} if fault.is_healthy else {}),
-            },
-            directory,
-            directory / f"{rank}.err",
+            Order(
+                script=fault.worker,
+                arguments=[fault.name],
+                variables={
+                    **surroundings(directory),
+                    **launcher_variables(rank, fault.ranks, port),
+                    "LOCAL_WORLD_SIZE": str(fault.ranks),
+                    "DISTDIAG_STALL_AFTER": str(fault.stall_after),
+                    **(variables or {}),
+                    **({"PG_TIMEOUT": HEALTHY_TIMEOUT} if fault.is_healthy else {}),
+                },
+                directory=directory,
+                stdout=directory / f"{rank}.err",
+                stderr=directory / f"{rank}.err",
+            )
         )
         for rank in range(fault.ranks)
     ]
-    _wait([code for _, code in started])
-    for pid, _ in started:
+    _wait(started)
+    for rank in started:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
-    return tuple(code.result() for _, code in started)
+            os.killpg(rank.pid, signal.SIGKILL)
+    return tuple(rank.wait() for rank in started)
 
 
-def _wait(codes: Sequence["Future[int]"]) -> None:
+def _wait(ranks: Sequence[Rank]) -> None:
     deadline = time.monotonic() + CAP_SECONDS
     settled = None
     while time.monotonic() < deadline:
-        hanging = sum(not code.done() for code in codes)
+        hanging = sum(rank.poll() is None for rank in ranks)
         if not hanging or (settled is not None and time.monotonic() - settled > SETTLED_SECONDS):
             return
-        if settled is None and 2 * hanging < len(codes):
+        if settled is None and 2 * hanging < len(ranks):
             settled = time.monotonic()
         time.sleep(0.05)
 

@@ -54,7 +54,7 @@ def report_of(case: Case, directory: Path) -> Any:
         "FORWARD": "0.008",
         "BACKWARD": "0.016",
     }
-    ended = launch(program, directory, world_size=case.stages * case.copies, variables=variables)
+    ended = launch(program, directory, world_size=case.stages * case.copies, variables=variables, forked=True)
     assert {each.code for each in ended} == {0}, ended[-1].stderr
     return diagnose(load(directory / "logs"))
 

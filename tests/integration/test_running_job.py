@@ -12,7 +12,7 @@ import pytest
 from distdiag.analyzers import diagnose
 from distdiag.findings import Verdict
 from distdiag.run import load
-from tests.faults.nursery import Nursery
+from tests.nursery import Order, Rank, shared_nursery
 from tests.ranks import CAP_SECONDS, free_port, launcher_variables, surroundings
 
 SCRIPT = Path(__file__).parents[1] / "faults" / "controls.py"
@@ -20,24 +20,26 @@ WORLD = 2
 
 
 @pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[list[int]]:
-    nursery, port = Nursery(), free_port()
+def ranks(tmp_path: Path) -> Iterator[list[Rank]]:
+    port = free_port()
     started = [
-        nursery.start(
-            SCRIPT,
-            "goes_on",
-            {**surroundings(tmp_path), **launcher_variables(rank, WORLD, port), "PG_TIMEOUT": "60"},
-            tmp_path,
-            tmp_path / f"{rank}.err",
+        shared_nursery().start(
+            Order(
+                script=SCRIPT,
+                arguments=["goes_on"],
+                variables={**surroundings(tmp_path), **launcher_variables(rank, WORLD, port), "PG_TIMEOUT": "60"},
+                directory=tmp_path,
+                stdout=tmp_path / f"{rank}.out",
+                stderr=tmp_path / f"{rank}.err",
+            )
         )
         for rank in range(WORLD)
     ]
-    yield [pid for pid, _ in started]
-    for pid, code in started:
+    yield started
+    for rank in started:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
-        code.result()
-    nursery.close()
+            os.killpg(rank.pid, signal.SIGKILL)
+        rank.wait()
 
 
 def verdict_once(directory: Path, wanted: str) -> Verdict:
@@ -50,9 +52,9 @@ def verdict_once(directory: Path, wanted: str) -> Verdict:
         time.sleep(0.5)
 
 
-def test_a_job_that_trains_is_running_and_one_that_stands_still_is_not(ranks: list[int], tmp_path: Path) -> None:
+def test_a_job_that_trains_is_running_and_one_that_stands_still_is_not(ranks: list[Rank], tmp_path: Path) -> None:
     training = verdict_once(tmp_path / "logs", "ranks 0-1 are running, step")
-    os.kill(ranks[1], signal.SIGSTOP)
+    os.kill(ranks[1].pid, signal.SIGSTOP)
     standing = verdict_once(tmp_path / "logs", "never entered")
 
     assert training.name == "healthy"

@@ -20,9 +20,8 @@ WORKER = Path(__file__).parents[1] / "faults" / "slow.py"
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PG_TIMEOUT", "30")  # nobody hangs here, and busy machines start slowly
-        started = Runs(tmp_path_factory.mktemp("slow"), selected(ALL, request.session.items))
+    patient = {"PG_TIMEOUT": "30"}  # nobody hangs here, and busy machines start slowly
+    started = Runs(tmp_path_factory.mktemp("slow"), selected(ALL, request.session.items), patient)
     yield started
     started.close()
 
@@ -52,7 +51,7 @@ def ledger(
     directory = tmp_path_factory.mktemp("ledger")
     program = f"import sys\nsys.argv[1:] = ['every_other_step']\nexec(open({str(WORKER)!r}).read())\n"
     variables = {f"SLEEP_{part.upper()}": str(slept) for part, slept in asleep.items()} | {"PG_TIMEOUT": "30"}
-    ended = launch(program, directory, variables=variables)
+    ended = launch(program, directory, variables=variables, forked=True)
     assert [each.code for each in ended] == [0, 0], ended[1].stderr
     return asleep, measure(load(directory / "logs")).ledger
 

@@ -51,7 +51,7 @@ dist.destroy_process_group()
 
 
 def found_in(program: str, directory: Path, kind: str) -> list[Finding]:
-    ended = launch(program, directory, variables={"KIND": kind})
+    ended = launch(program, directory, variables={"KIND": kind}, forked=True)
     assert [each.code for each in ended] == [0, 0], ended[1].stderr
     return list(diagnose(load(directory / "logs")).findings)
 

@@ -1,10 +1,14 @@
-"""A process that has imported torch once, and from which the ranks of fault programs are forked.
+"""A process that has imported torch once, and from which ranks of tests are forked.
 
 Importing torch takes seconds of processor time for each of hundreds of ranks; a fork takes none. What is forked is a
 process of its own with its own session, output and variables, that runs its script from the beginning to an ordinary
 end of the interpreter. It answers one line of JSON for each rank that it starts and that ends.
+
+Variables that the interpreter or torch read when they start, like ``PYTHONFAULTHANDLER``, come too late there.
 """
 
+import atexit
+import gc
 import importlib
 import json
 import os
@@ -12,8 +16,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +35,41 @@ PREPARED = (
 )
 """What programs use and takes long to import."""
 
-
-ROOT = Path(__file__).parents[2]
-PROGRAM = "from tests.faults.nursery import serve; import runpy; runpy.run_path(serve(), run_name='__main__')"
+ROOT = Path(__file__).parents[1]
+PROGRAM = "from tests.nursery import serve; import runpy; runpy.run_path(serve(), run_name='__main__')"
 """Text has no file, so that a rank's call sites begin with its own script."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """A process that was forked, which leads a group of its own; waited for like one of ``subprocess``."""
+
+    pid: int
+    _code: Future[int]
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while it runs."""
+        return self._code.result() if self._code.done() else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end and return the exit code; ``TimeoutExpired`` where it does not come."""
+        try:
+            return self._code.result(timeout)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What to start."""
+
+    script: Path
+    arguments: Sequence[str] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Beside those of this process."""
+    directory: Path
+    stdout: Path
+    stderr: Path
 
 
 class Nursery:
@@ -52,18 +89,21 @@ class Nursery:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def start(
-        self, script: Path, name: str, variables: Mapping[str, str], directory: Path, output: Path
-    ) -> tuple[int, "Future[int]"]:
-        """Start a script; return its process, which leads a group of its own, and its future exit code."""
-        request = {"script": str(script), "name": name, "env": dict(variables), "cwd": str(directory)}
+    def start(self, order: Order) -> Rank:
+        """Start a script."""
+        request = {
+            "argv": [str(order.script), *order.arguments],
+            "env": {**os.environ, **order.variables},
+            "cwd": str(order.directory),
+            "output": [str(order.stdout), str(order.stderr)],
+        }
         pid: Future[int] = Future()
         with self._lock:
             self._asked.append(pid)
             assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps(request | {"output": str(output)}) + "\n")
+            self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-        return pid.result(), self._codes[pid.result()]
+        return Rank(pid.result(), self._codes[pid.result()])
 
     def close(self) -> None:
         """Start nothing more."""
@@ -85,10 +125,20 @@ class Nursery:
                 self._asked.pop(0).set_result(told["pid"])
 
 
+@cache
+def shared_nursery() -> Nursery:
+    """Return the one that all tests of this process share; it ends with it."""
+    nursery = Nursery()
+    atexit.register(nursery.close)
+    return nursery
+
+
 def serve() -> str:
     """Fork a rank for each line of standard input, until it ends; return, in a rank, the script that it has to run."""
     for module in PREPARED:
         importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # or each rank that ends would look through, and so copy, all that was imported: 0.8 s
     signal.signal(signal.SIGCHLD, lambda *_: _reap())
     for line in sys.stdin:
         request = json.loads(line)
@@ -122,11 +172,12 @@ def _become(request: Mapping[str, Any]) -> str:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     os.setsid()
     os.chdir(request["cwd"])
+    os.environ.clear()
     os.environ.update(request["env"])
     sys.path[:0] = request["env"].get("PYTHONPATH", "").split(os.pathsep)
-    output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    for stream in (1, 2):
-        os.dup2(output, stream)
+    for stream, file in enumerate(request["output"], 1):
+        # Those that are one file are written to in turn, not over one another.
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644), stream)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    sys.argv = [request["script"], request["name"]]
-    return str(request["script"])
+    sys.argv = request["argv"]
+    return sys.argv[0]
