@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.watch_alarms [--runs 20] [--minutes 30] [--directory DIR] [PROGRAM …]
 
-Without programs, all that hang or die of those beside the project, and ``tests/faults/watched.py``. Collectives time
+Without programs, those beside the project that hang, die or are well, and ``tests/faults/watched.py``. Collectives time
 out after ten minutes, the stall limit is five seconds. An alarm counts from the last sign of progress that any rank
 left in its log; that a rank is slow, from the first step. Right is an alarm in time that names the ranks, with the
 right verdict; logs of what is not right are kept.
@@ -86,7 +86,9 @@ def main() -> None:
 
 def _programs() -> Iterator[Program]:
     for fault in SHARED:
-        if not fault.is_healthy and fault.name != LATE_BY_ITS_WORD:
+        if fault.is_healthy:
+            yield Program(fault=fault, exit_on="", judged=_healthy)
+        elif fault.name != LATE_BY_ITS_WORD:
             yield Program(fault=fault, exit_on="stall,death,divergence", judged=_stuck)
     for name, exit_on, judged, seconds in (
         ("slow_rank", "straggler", _slow, 60),
