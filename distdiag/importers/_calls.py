@@ -23,6 +23,7 @@ MILLISECOND_NS = 1_000_000
 DEFAULT_TIMEOUT_MS = 600_000
 LONGEST_TIMEOUT_MS = 1 << 40
 LONGEST_DURATION_MS = 1e12
+_LATEST = (1 << 63) - 1
 CLOCKS = ("unknown", "poll")
 MESSAGES = ("send", "recv", "recv_any_source")
 
@@ -36,6 +37,10 @@ class Calls:
 
     calls: Rows
     dones: Rows
+    first_ns: int
+    """When the oldest entry was made, 0 where none tells it."""
+    last_ns: int
+    """The newest moment that any tells."""
     newest_ns: int
     """When the newest call was issued, 0 without any."""
 
@@ -62,14 +67,20 @@ def calls_of(entries: Sequence[Entry], kinds: Kinds, *, mute: bool) -> Calls:
     """
     kind = _integers(kinds.of(entries))
     if not len(kind):
-        return Calls(calls=_calls_rows(kind, kind, kind, kind, kind), dones=_no_ends(), newest_ns=0)
+        return Calls(
+            calls=_calls_rows(kind, kind, kind, kind, kind), dones=_no_ends(), first_ns=0, last_ns=0, newest_ns=0
+        )
     issued = _issued(entries, kinds, kind)
     created = _integers([entry.time_created_ns or 0 for entry in entries])
+    ended = _integers([entry.time_discovered_completed_ns or 0 for entry in entries])
+    completed = _booleans([entry.state == "completed" for entry in entries])
     start = created[issued.entry]
-    _ends_learnt(entries, kinds, issued, start, mute=mute)
+    _ends_learnt(entries, kinds, issued, start, completed, mute=mute)
     return Calls(
         calls=_calls_rows(issued.entry + 1, issued.signature, issued.seq, start, issued.batch),
-        dones=_dones(entries, issued, start, mute=mute),
+        dones=_dones(entries, issued, start, completed, ended, mute=mute),
+        first_ns=int(created[created > 0].min(initial=_LATEST)) % _LATEST,
+        last_ns=int(max(created.max(), ended.max())),
         newest_ns=int(start.max(initial=0)),
     )
 
@@ -143,14 +154,16 @@ def _positions_learnt(kinds: Kinds, group: Integers, p2p: Booleans, message_seq:
 
 
 # ---- how it ended ---------------------------------------------------------------------------------------------------
-def _ends_learnt(entries: Sequence[Entry], kinds: Kinds, issued: _Issued, start: Integers, *, mute: bool) -> None:
+def _ends_learnt(
+    entries: Sequence[Entry], kinds: Kinds, issued: _Issued, start: Integers, completed: Booleans, *, mute: bool
+) -> None:
     """Tell the groups how far their collectives got."""
     collective = _booleans([each.operation.op not in MESSAGES for each in kinds.all])[issued.kind]
     group = _integers([each.facts.number for each in kinds.all])[issued.kind]
-    completed = _booleans([entry.state == "completed" for entry in entries])[issued.closing] & collective
+    ended = completed[issued.closing] & collective
     started = [bool(entry.time_discovered_started_ns) and entry.state != "scheduled" for entry in entries]
     begun = _booleans(started)[issued.closing] & collective
-    last_completed = _largest(group[completed], issued.seq[completed], len(kinds.groups))
+    last_completed = _largest(group[ended], issued.seq[ended], len(kinds.groups))
     last_started = _largest(group[begun], issued.seq[begun], len(kinds.groups))
     for facts in kinds.groups.values():
         facts.last_completed = _known(last_completed[facts.number])
@@ -168,34 +181,29 @@ def _ends_learnt(entries: Sequence[Entry], kinds: Kinds, issued: _Issued, start:
         )
 
 
-def _dones(entries: Sequence[Entry], issued: _Issued, start: Integers, *, mute: bool) -> Rows:
+def _dones(
+    entries: Sequence[Entry],
+    issued: _Issued,
+    start: Integers,
+    completed: Booleans,
+    ended: Integers,
+    *,
+    mute: bool,
+) -> Rows:
     """Return the ends that the dump tells."""
-    completed = _booleans([entry.state == "completed" for entry in entries])[issued.closing]
-    retired = _booleans([entry.retired for entry in entries])[issued.closing]
-    ended = np.flatnonzero(completed)
-    closing = issued.closing[ended]
-    seen = _integers([entry.time_discovered_completed_ns or 0 for entry in entries])[closing]
+    well = completed[issued.closing]
+    rows = np.flatnonzero(well)
+    closing = issued.closing[rows]
     duration, unknown = _durations([entry.duration_ms for entry in entries])
-    given_up = [] if mute else np.flatnonzero(~completed & retired).tolist()
-    rows = Rows(
-        kind=events.Done,
-        numbers={
-            "call": issued.entry[ended] + 1,
-            "end_ns": np.maximum(seen, start[ended]),
-            "duration_ns": duration[closing],
-            "failed": np.zeros(len(ended), dtype=bool),
-        },
-        gaps={"duration_ns": unknown[closing]},
-        texts={
-            "clock": ((seen > 0).astype(np.int64), CLOCKS),
-            "error": (np.full(len(ended), -1, dtype=np.int64), ()),
-        },
-    )
+    dones = _ends_rows(issued.entry[rows] + 1, ended[closing], start[rows], duration[closing], unknown[closing])
+    if mute:
+        return dones
+    retired = _booleans([entry.retired for entry in entries])[issued.closing]
     failures = [
         timed_out(int(issued.entry[row]) + 1, int(start[row]), entries[int(issued.closing[row])].timeout_ms)
-        for row in given_up
+        for row in np.flatnonzero(retired & ~well).tolist()
     ]
-    return with_ends(rows, failures)
+    return with_ends(dones, failures)
 
 
 def timed_out(call: int, start_ns: int, timeout_ms: int | None, why: str = "") -> events.Done:
@@ -250,15 +258,27 @@ def _calls_rows(number: Integers, signature: Integers, seq: Integers, start: Int
     )
 
 
-def _no_ends() -> Rows:
-    none = np.zeros(0, dtype=np.int64)
-    numbers = {"call": none, "end_ns": none, "duration_ns": none, "failed": none.astype(bool)}
+def _ends_rows(number: Integers, seen: Integers, start: Integers, duration: Integers, unknown: Booleans) -> Rows:
+    """Return the rows of calls that ended well, as somebody saw (0: nobody did)."""
     return Rows(
         kind=events.Done,
-        numbers=numbers,
-        gaps={"duration_ns": none.astype(bool)},
-        texts={"clock": (none, ()), "error": (none, ())},
+        numbers={
+            "call": number,
+            "end_ns": np.maximum(seen, start),
+            "duration_ns": duration,
+            "failed": np.zeros(len(number), dtype=bool),
+        },
+        gaps={"duration_ns": unknown},
+        texts={
+            "clock": ((seen > 0).astype(np.int64), CLOCKS),
+            "error": (np.full(len(number), -1, dtype=np.int64), ()),
+        },
     )
+
+
+def _no_ends() -> Rows:
+    none = np.zeros(0, dtype=np.int64)
+    return _ends_rows(none, none, none, none, none.astype(bool))
 
 
 def _longer(column: tuple[Integers, tuple[str, ...]], more: Sequence[str | None]) -> tuple[Integers, tuple[str, ...]]:

@@ -1,5 +1,6 @@
 """One file of PyTorch's flight recorder as typed values, whatever its schema, its format and its defects."""
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ MAX_RANKS = 1 << 18
 """A group that speaks of more is damaged; no job has so many."""
 Members = Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)]], msgspec.Meta(max_length=MAX_RANKS)]
 
+SAME_MEMBERS = 256
+"""Groups whose members are remembered from one dump to the next."""
 _RANKS = re.compile(r"\s*\[[\d,\s]*\]\s*")
 _PROGRESS = ("last_enqueued_collective", "last_started_collective", "last_completed_collective")
 
@@ -173,12 +176,20 @@ def _configs(raw: Any) -> Iterator[tuple[str, Config]]:
 
 
 def _members(raw: Any) -> tuple[int, ...] | None:
-    if isinstance(raw, str) and _RANKS.fullmatch(raw):
-        raw = [int(each) for each in re.findall(r"\d+", raw) if len(each) < 10]
+    if isinstance(raw, str):
+        return _members_in(raw)
     try:
         return tuple(msgspec.convert(raw, Members, strict=False))
     except UNFIT:
         return None
+
+
+@functools.lru_cache(maxsize=SAME_MEMBERS)
+def _members_in(text: str) -> tuple[int, ...] | None:
+    """Return the members that a text names; all ranks name those of a large group in the same words."""
+    if not _RANKS.fullmatch(text):
+        return None
+    return _members([int(each) for each in re.findall(r"\d+", text) if len(each) < 10])
 
 
 def _progress(raw: Any) -> Iterator[tuple[int, Progress]]:

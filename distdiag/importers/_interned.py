@@ -1,7 +1,9 @@
 """Sizes and call sites of a dump's entries, equal ones once: they repeat thousands of times."""
 
+import functools
 import marshal
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 from distdiag.importers._dumps import Entry
@@ -11,6 +13,10 @@ from distdiag.run.crashes import user_frames
 
 MAX_MISSES = 32
 """A dump of another writer repeats frames without sharing them: looking for shared ones is then in vain."""
+REMEMBERED = 4096
+"""Sizes and call sites that are remembered from one dump to the next: the ranks of a job share most of them."""
+MAX_REMEMBERED = 1 << 12
+"""Bytes of one of them."""
 MAX_FRAMES = 64
 """Innermost frames of a call that are read."""
 MAX_SITE_BYTES = 512 << 20
@@ -28,14 +34,25 @@ class Sizes:
 
     def of(self, entry: Entry) -> Tensors:
         """Return what an entry moves: the same object for equal sizes and types."""
-        moved = tensors(
-            entry.input_sizes,
-            entry.output_sizes,
-            entry.input_dtypes,
-            entry.output_dtypes,
-            (entry.input_split_sizes, entry.output_split_sizes),
-        )
+        raw = _sizes_of(entry)
+        content = marshal.dumps(raw, 2) if all(map(flat, raw)) else b""
+        moved = _tensors_in(content) if 0 < len(content) <= MAX_REMEMBERED else _tensors(raw)
         return self._known.setdefault(moved, moved)
+
+
+_sizes_of = attrgetter(
+    "input_sizes", "output_sizes", "input_dtypes", "output_dtypes", "input_split_sizes", "output_split_sizes"
+)
+
+
+def _tensors(raw: tuple[Any, ...]) -> Tensors:
+    input_sizes, output_sizes, input_dtypes, output_dtypes, *splits = raw
+    return tensors(input_sizes, output_sizes, input_dtypes, output_dtypes, (splits[0], splits[1]))
+
+
+@functools.lru_cache(maxsize=REMEMBERED)
+def _tensors_in(content: bytes) -> Tensors:
+    return _tensors(marshal.loads(content))
 
 
 def numbers_in(entry: Entry) -> int:
@@ -77,15 +94,35 @@ class Sites:
         return tuple(self._paths)[1:]
 
     def _read(self, frames: Sequence[Any]) -> int:
-        content = _content(frames)
-        self._budget -= len(content)
-        if self._budget < 0:
-            raise RefusedError("its stacks are beyond reason")
+        kept = list(frames)
+        if not plain(kept):
+            return self._number(_path(kept))
+        content = marshal.dumps(kept, 2)
+        self._spend(len(content))
         number = self._by_content.get(content)
         if number is None:
-            known = tuple(text for frame in frames if (text := _frame_text(frame)) is not None)
-            number = self._by_content[content] = self._paths.setdefault(known[::-1], len(self._paths))
+            path = _path_in(content) if len(content) <= MAX_REMEMBERED else _path(kept)
+            number = self._by_content[content] = self._number(path)
         return number
+
+    def _number(self, path: tuple[str, ...]) -> int:
+        self._spend(sum(map(len, path)))
+        return self._paths.setdefault(path, len(self._paths))
+
+    def _spend(self, size: int) -> None:
+        self._budget -= size
+        if self._budget < 0:
+            raise RefusedError("its stacks are beyond reason")
+
+
+def flat(sizes: Any) -> bool:
+    """Return whether sizes or types are numbers, texts, and lists of such in lists."""
+    if not isinstance(sizes, list):
+        return sizes is None or isinstance(sizes, str)
+    inner = [each for size in sizes if isinstance(size, list) for each in size]
+    return not any(isinstance(each, list | tuple | dict) for each in inner) and not any(
+        isinstance(size, tuple | dict) for size in sizes
+    )
 
 
 def plain(frames: Any) -> bool:
@@ -96,11 +133,14 @@ def plain(frames: Any) -> bool:
     )
 
 
-def _content(frames: Sequence[Any]) -> bytes:
-    """Return bytes that are equal for equal frames."""
-    if not plain(list(frames)):
-        frames = [_frame_text(frame) for frame in frames]
-    return marshal.dumps(list(frames), 2)
+def _path(frames: Sequence[Any]) -> tuple[str, ...]:
+    """Return the user's frames, outermost first."""
+    return tuple(text for frame in frames if (text := _frame_text(frame)) is not None)[::-1]
+
+
+@functools.lru_cache(maxsize=REMEMBERED)
+def _path_in(content: bytes) -> tuple[str, ...]:
+    return _path(marshal.loads(content))
 
 
 def _frame_text(frame: Any) -> str | None:

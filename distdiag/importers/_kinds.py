@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import Any
 
 from distdiag.importers._dumps import Entry
-from distdiag.importers._interned import Sites, Sizes, numbers_in, plain
+from distdiag.importers._interned import Sites, Sizes, flat, numbers_in, plain
 from distdiag.importers._operations import Operation, Tensors, operation, together, writable
 from distdiag.importers._pickles import RefusedError
 
@@ -204,17 +204,7 @@ def joined(drafted: Drafted) -> tuple[str, Tensors]:
 
 def _comparable(told: tuple[Any, ...]) -> bool:
     """Return whether comparing with it takes no time, however the other is nested."""
-    return all(map(_flat, told[3:9])) and plain(told[-1])
-
-
-def _flat(sizes: Any) -> bool:
-    """Return whether sizes or types are numbers, texts, and lists of such in lists."""
-    if not isinstance(sizes, list):
-        return sizes is None or isinstance(sizes, str)
-    inner = [each for size in sizes if isinstance(size, list) for each in size]
-    return not any(isinstance(each, list | tuple | dict) for each in inner) and not any(
-        isinstance(size, tuple | dict) for size in sizes
-    )
+    return all(map(flat, told[3:9])) and plain(told[-1])
 
 
 def _thread(name: str | None) -> str:

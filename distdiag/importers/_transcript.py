@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from distdiag.importers._calls import calls_of
 from distdiag.importers._dumps import Dump, Entry
@@ -43,10 +44,7 @@ def transcribed(dump: Dump, rank: int, written_ns: int | None = None) -> Transcr
     """
     kinds = Kinds()
     read = calls_of(dump.entries, kinds, mute=_is_mute(dump.entries))
-    created = [entry.time_created_ns for entry in dump.entries if entry.time_created_ns]
-    completed = [e.time_discovered_completed_ns for e in dump.entries if e.time_discovered_completed_ns]
-    last_ns = max([*created, *completed], default=0)
-    fresh = written_ns is not None and 0 <= written_ns - last_ns < FRESH_NS
+    fresh = written_ns is not None and 0 <= written_ns - read.last_ns < FRESH_NS
     return Transcript(
         dump=replace(dump, entries=()),
         rank=rank,
@@ -57,9 +55,9 @@ def transcribed(dump: Dump, rank: int, written_ns: int | None = None) -> Transcr
         groups=kinds.groups,
         typed=kinds.typed,
         entries=len(dump.entries),
-        first_record=min((entry.record_id for entry in dump.entries), default=0),
-        first_ns=min(created, default=0),
-        last_ns=last_ns,
+        first_record=min(map(attrgetter("record_id"), dump.entries), default=0),
+        first_ns=read.first_ns,
+        last_ns=read.last_ns,
         told_ns=written_ns if fresh and written_ns is not None else read.newest_ns,
     )
 

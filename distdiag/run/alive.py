@@ -3,10 +3,15 @@
 import socket
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import psutil
-
+from distdiag.deferred import deferred
 from distdiag.run.launch import Process
+
+if TYPE_CHECKING:
+    import psutil
+else:
+    psutil = deferred("psutil")
 
 FRESH_NS = 10_000_000_000
 """Pulses come each second, shipped logs a second later, and clocks differ: a record so young is a sign of life."""

@@ -96,8 +96,10 @@ def frame(columns: Mapping[str, str], values: Mapping[str, Any]) -> pd.DataFrame
     surplus = values.keys() - columns.keys()
     if surplus:
         raise KeyError(sorted(surplus))
-    series = {name: _series(values[name], dtype) for name, dtype in columns.items()}
-    return pd.DataFrame(series, copy=False)
+    # With an index that all columns share they are not compared, which takes longer than making them.
+    index = pd.RangeIndex(len(values[next(iter(columns))]))
+    series = {name: _series(values[name], dtype, index) for name, dtype in columns.items()}
+    return pd.DataFrame(series, index=index, copy=False)
 
 
 def empty(columns: Mapping[str, str]) -> pd.DataFrame:
@@ -144,10 +146,10 @@ def frozen(value: Any) -> Any:
     return tuple(value)
 
 
-def _series(values: Any, dtype: str) -> pd.Series[Any]:
-    if dtype == "object":
-        return pd.Series(values if isinstance(values, np.ndarray) else objects(values), dtype="object", copy=False)
-    return pd.Series(values, dtype=dtype, copy=False)
+def _series(values: Any, dtype: str, index: pd.RangeIndex) -> pd.Series[Any]:
+    if dtype == "object" and not isinstance(values, np.ndarray):
+        values = objects(values)
+    return pd.Series(values, index=index, dtype=dtype, copy=False)
 
 
 def _dtype_of(annotation: Any) -> str:

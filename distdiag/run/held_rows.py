@@ -88,11 +88,16 @@ def _rows(kind: type[events.Event], logs: Sequence[held.Rows]) -> Rows:
 
 def _numbers(logs: Sequence[held.Rows], name: str, dtype: str, default: Any) -> Column:
     plain = bool if dtype in ("bool", "boolean") else np.int64
+    if not any(name in rows.numbers for rows in logs):
+        size = sum(map(len, logs))
+        return Column(
+            values=constant(plain(default or 0), size), gaps=constant(True, size) if default is None else None
+        )
     values = [rows.numbers[name] if name in rows.numbers else constant(plain(default or 0), len(rows)) for rows in logs]
     gaps = [rows.gaps[name] if name in rows.gaps else _gaps(name, rows, default) for rows in logs]
+    missing = dtype != "int64" and any(each.any() for each in gaps)
     return Column(
-        values=np.concatenate(values, dtype=plain, casting="unsafe"),
-        gaps=None if dtype == "int64" or not any(each.any() for each in gaps) else np.concatenate(gaps),
+        values=np.concatenate(values, dtype=plain, casting="unsafe"), gaps=np.concatenate(gaps) if missing else None
     )
 
 
@@ -104,6 +109,8 @@ def _gaps(name: str, rows: held.Rows, default: Any) -> Booleans:
 def _texts(logs: Sequence[held.Rows], name: str, default: Any) -> Column:
     known: dict[str, int] = {} if default is None or default is msgspec.NODEFAULT else {default: 0}
     absent = GAP if not known else 0
+    if not any(name in rows.texts for rows in logs):
+        return Column(values=constant(absent, sum(map(len, logs))), texts=tuple(known))
     values: list[Integers] = []
     for rows in logs:
         codes, texts = rows.texts.get(name, (constant(absent, len(rows)), ()))
