@@ -10,7 +10,7 @@ import numpy as np
 
 from distdiag import events
 from distdiag.engine import FILE, Engine
-from distdiag.run.columns import GAP, Column, Rows
+from distdiag.run.columns import GAP, Column, Rows, constant
 from distdiag.run.window import Part
 
 _NEEDED: Mapping[type[events.Event], tuple[str, ...]] = {
@@ -51,6 +51,9 @@ def _rows(engine: Engine, kind: type[events.Event], parts: Sequence[Part], damag
 
 def _column(column: Any) -> Column:
     """Return a column of an Arrow table."""
+    if column.null_count == len(column) and str(column.type) != "bool":  # most logs leave most fields out
+        absent = 0 if str(column.type) == "int64" else GAP
+        return Column(values=constant(absent, len(column)), gaps=constant(True, len(column)))
     if str(column.type) in ("string", "large_string"):
         coded = column.dictionary_encode().combine_chunks()
         codes = coded.indices.fill_null(GAP).to_numpy(zero_copy_only=False)
