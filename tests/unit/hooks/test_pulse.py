@@ -15,7 +15,8 @@ from distdiag import events
 from tests.ranks import Ended, launch
 from tests.recordings import Recording, recording
 
-SOON_SECONDS = 10.0
+SOON_SECONDS = 30.0
+"""What is waited for comes in well under a second, but a machine may be busy."""
 BEAT_SECONDS = 0.01
 STALL_SECONDS = 0.2
 
@@ -84,13 +85,17 @@ class Shards(Dataset[int]):
 
 
 def test_pulse_knows_a_rank_that_waits_for_its_data(tmp_path: Path) -> None:
+    def while_reading() -> list[events.Pulse]:
+        """Return the pulses that came while a sample was read; a slow machine sees others on the way there."""
+        paths = made.log.paths()
+        reading = {path for path, frames in paths.items() if any("__getitem__" in frame for frame in frames)}
+        return [each for each in pulses(made) if each.path in reading]
+
     with recording(tmp_path) as made:
-        loader: Any = DataLoader(Shards(lambda: [each for each in pulses(made) if each.activity]))
+        loader: Any = DataLoader(Shards(while_reading))
         list(loader)
 
-    (pulse, *_) = [each for each in pulses(made) if each.activity]
-    assert (pulse.activity, pulse.phase) == ("data-loading", "data")
-    assert any("__getitem__" in frame for frame in made.log.paths()[pulse.path or 0])
+    assert {(each.activity, each.phase) for each in while_reading()} == {("data-loading", "data")}
 
 
 def test_stand_still_leaves_the_stacks_of_all_threads_once(tmp_path: Path) -> None:
