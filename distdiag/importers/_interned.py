@@ -1,6 +1,7 @@
 """Sizes and call sites of a dump's entries, equal ones once: they repeat thousands of times."""
 
 import functools
+import itertools
 import marshal
 from collections.abc import Sequence
 from operator import attrgetter
@@ -17,6 +18,8 @@ REMEMBERED = 4096
 """Sizes and call sites that are remembered from one dump to the next: the ranks of a job share most of them."""
 MAX_REMEMBERED = 1 << 12
 """Bytes of one of them."""
+MAX_FLAT = 1 << 16
+"""Values in one of them; the same list may stand in a list many times, and many such in the next one."""
 MAX_FRAMES = 64
 """Innermost frames of a call that are read."""
 MAX_SITE_BYTES = 512 << 20
@@ -116,19 +119,21 @@ class Sites:
 
 
 def flat(sizes: Any) -> bool:
-    """Return whether sizes or types are numbers, texts, and lists of such in lists."""
+    """Return whether sizes or types are a few numbers, texts, and lists of such in lists."""
     if not isinstance(sizes, list):
         return sizes is None or isinstance(sizes, str)
-    inner = [each for size in sizes if isinstance(size, list) for each in size]
-    return not any(isinstance(each, list | tuple | dict) for each in inner) and not any(
-        isinstance(size, tuple | dict) for size in sizes
-    )
+    inner = [size for size in sizes if isinstance(size, list)]
+    if len(sizes) + sum(map(len, inner)) > MAX_FLAT:
+        return False
+    values = itertools.chain(itertools.chain.from_iterable(inner), (size for size in sizes if type(size) is not list))
+    return not any(isinstance(value, list | tuple | dict) for value in values)
 
 
 def plain(frames: Any) -> bool:
     """Return whether frames hold nothing that holds something itself: comparing them then takes no time."""
     return frames is None or (
         isinstance(frames, list)
+        and len(frames) <= MAX_FLAT
         and all(isinstance(frame, dict) and _PLAIN.issuperset(map(type, frame.values())) for frame in frames)
     )
 

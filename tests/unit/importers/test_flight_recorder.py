@@ -10,6 +10,7 @@ import pytest
 
 from distdiag.analyzers import diagnose
 from distdiag.errors import DistdiagError
+from distdiag.findings import as_json
 from distdiag.importers import load
 from distdiag.importers._ranks import rank_in_name
 from distdiag.run import Run
@@ -314,3 +315,38 @@ def test_a_dump_without_rank_is_said(tmp_path: Path) -> None:
     (directory / "nccl_trace_rank_1").rename(directory / "dump")
 
     assert any("rank" in note for note in load(directory).quality.notes)
+
+
+# ---- held in memory -------------------------------------------------------------------------------------------------
+def test_what_is_held_in_memory_is_what_would_be_written(tmp_path: Path) -> None:
+    dumps = reduced(3)
+    for rank in (0, 2):
+        dumps.add(rank, "broadcast", state="scheduled")
+    directory = dumps.write(tmp_path)
+
+    held, written = load(directory), load(directory, written=True)
+
+    assert held.calls.astype("object").equals(written.calls.astype("object"))
+    assert as_json(diagnose(held)) == as_json(diagnose(written))
+
+
+def test_a_run_that_is_held_can_be_queried(tmp_path: Path) -> None:
+    run = load(reduced(3).write(tmp_path))
+
+    calls = run.engine.frame(run.table("call"))
+
+    assert sorted(calls["rank"]) == [0, 1, 2]
+
+
+def test_lists_in_lists_in_lists_are_no_sizes_and_no_frames(tmp_path: Path) -> None:
+    dumps = reduced()
+    nested: list[Any] = [1]
+    for _ in range(60):
+        nested = [nested, nested]
+    bad = {"input_sizes": nested, "output_sizes": [nested], "frames": [{"filename": nested, "name": nested}] * 2}
+    for entries in dumps.entries.values():
+        entries[0] |= bad
+
+    run = load(dumps.write(tmp_path))
+
+    assert run.calls["numel"].tolist() == [0, 0]
