@@ -1,12 +1,14 @@
-"""Ranks issued different operations with equal payload as one call.
+"""Ranks issued different operations with equal payload as one call, or reduced it in different ways.
 
 What it means
     A collective works only if all members of the group issue the same operation. One rank issued another one of
-    the same size in its place: a branch on the rank, or on local data, chose a different function.
+    the same size in its place: a branch on the rank, or on local data, chose a different function. Or the call is the
+    same and one rank asked for a maximum where the others asked for a sum: nothing fails, and the result is wrong.
 
 How it is found
     At one sequence number of a group the operations differ, their element type and count are equal, and neither
-    operation occurs elsewhere in the other side's stream, so that nothing was left out or added.
+    operation occurs elsewhere in the other side's stream, so that nothing was left out or added. Kinds of reductions
+    are compared call by call.
 
 What to do
     Make both branches issue the same operation.
@@ -14,10 +16,11 @@ What to do
 
 from collections.abc import Iterator
 
-from distdiag.analyzers._wording import named
+from distdiag.analyzers._wording import named, verb
 from distdiag.analyzers.investigation import investigate
 from distdiag.analyzers.investigation.incident import Disagreement, Incident
 from distdiag.analyzers.investigation.issued import in_group
+from distdiag.analyzers.investigation.reductions import ReductionMismatch
 from distdiag.analyzers.investigation.telling import both_sides
 from distdiag.findings import Finding
 from distdiag.run import Run
@@ -31,6 +34,8 @@ def analyze(run: Run) -> Iterator[Finding]:
     for incident in investigate(run).named(NAME):
         if isinstance(incident.basis, Disagreement):
             yield incident.finding(CODE, _summary(incident, incident.basis), _action(incident))
+        elif isinstance(incident.basis, ReductionMismatch):
+            yield incident.finding(CODE, _kinds(incident, incident.basis), _reduce_alike(incident))
 
 
 def _summary(incident: Incident, disagreement: Disagreement) -> str:
@@ -41,6 +46,23 @@ def _summary(incident: Incident, disagreement: Disagreement) -> str:
         f"{incident.number} of {in_group(incident.group or '')}{incident.at_step}\n"
         f"{both_sides(incident, disagreement)}."
     )
+
+
+def _kinds(incident: Incident, mismatch: ReductionMismatch) -> str:
+    ranks_of: dict[str, list[int]] = {}
+    for rank, kind in sorted(mismatch.kinds.items(), key=lambda each: (each[0] not in mismatch.odd, each[0])):
+        ranks_of.setdefault(kind, []).append(rank)
+    sides = [f"{named(ranks)} {verb(ranks, 'asks', 'ask')} for {kind}" for kind, ranks in ranks_of.items()]
+    blame = "" if mismatch.odd else "; without a majority nobody is blamed"
+    return (
+        f"{sides[0]} in {incident.operation}{incident.at_step}, {', '.join(sides[1:])}\n"
+        f"No backend notices: every rank combines in its own way, and the results are wrong{blame}."
+    )
+
+
+def _reduce_alike(incident: Incident) -> tuple[str, ...]:
+    lines = " and ".join(sorted(set(incident.sites.values()))) or "that call"
+    return (f"make every rank reduce at {lines} in the same way", "throw away what was computed since: it is wrong")
 
 
 def _action(incident: Incident) -> tuple[str, ...]:

@@ -17,17 +17,22 @@ from collections.abc import Iterator
 
 from distdiag.analyzers._wording import counted, named
 from distdiag.analyzers.investigation import investigate
+from distdiag.analyzers.investigation.divergence import Divergence
 from distdiag.analyzers.investigation.incident import Disagreement, Incident
 from distdiag.analyzers.investigation.issued import dims
 from distdiag.analyzers.investigation.sizes import SizeMismatch
-from distdiag.analyzers.investigation.splits import SplitMismatch
-from distdiag.analyzers.investigation.telling import both_sides
+from distdiag.analyzers.investigation.splits import SCATTER, SplitMismatch
+from distdiag.analyzers.investigation.telling import at, both_sides
 from distdiag.analyzers.investigation.told import ToldSizes
 from distdiag.findings import Finding
 from distdiag.run import Run
 
 CODE = "DD307"
 NAME = "shape-mismatch"
+MOST_SIZES = 8
+"""So many are told, each with its ranks."""
+GATHERED = "The outputs of an all_gather have to be as large as what each rank passes in."
+SCATTERED = "What a rank makes room for has to be as large as its part; nothing fails, and the rest is not written."
 
 
 def analyze(run: Run) -> Iterator[Finding]:
@@ -42,8 +47,7 @@ def _summary(incident: Incident) -> str:
         sender, receiver = basis.sender.rank, basis.receiver.rank
         return (
             f"rank {sender} passed {counted(basis.sent, 'element')} to {incident.operation}{incident.at_step}, "
-            f"rank {receiver} made room for {basis.expected}\n"
-            f"The outputs of an all_gather have to be as large as what each rank passes in."
+            f"rank {receiver} made room for {basis.expected}\n" + (SCATTERED if incident.op == SCATTER else GATHERED)
         )
     if isinstance(basis, ToldSizes):
         return (
@@ -57,11 +61,25 @@ def _summary(incident: Incident) -> str:
     if not isinstance(basis, Disagreement):
         return incident.operation
     d = basis.divergence
+    if not incident.culprits and len(sizes := _sizes_of_all(d)) > 2:
+        told = ", ".join(f"{named(ranks)} {size}" for size, ranks in list(sizes.items())[:MOST_SIZES])
+        return (
+            f"the ranks passed {len(sizes)} different sizes to {incident.operation}{incident.at_step}\n"
+            f"{told}{'' if len(sizes) <= MOST_SIZES else ', ...'}{at(incident, d.others)}."
+        )
     made, expected = (dims(call.shapes) if call is not None else "nothing" for call in (d.made, d.expected))
     return (
         f"{named(d.odd)} passed {made} to {incident.operation}{incident.at_step}, {named(d.others)} passed {expected}\n"
         f"{both_sides(incident, basis)}."
     )
+
+
+def _sizes_of_all(d: Divergence) -> dict[str, list[int]]:
+    """Return which ranks passed which sizes to the call at which all of them went apart."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, shapes in sorted(d.shapes.items()):
+        ranks_of.setdefault(dims(shapes), []).append(rank)
+    return ranks_of
 
 
 def _action(incident: Incident) -> tuple[str, ...]:

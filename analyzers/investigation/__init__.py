@@ -22,6 +22,7 @@ from distdiag.analyzers.investigation.memory import ran_out_of_memory
 from distdiag.analyzers.investigation.naming import Name, name_of, sites_of
 from distdiag.analyzers.investigation.paths import location, own_line
 from distdiag.analyzers.investigation.queues import queues_of
+from distdiag.analyzers.investigation.reductions import reduction_mismatches
 from distdiag.analyzers.investigation.scene import Scene
 from distdiag.analyzers.investigation.sizes import SizeMismatch, of_messages, size_mismatches
 from distdiag.analyzers.investigation.splits import split_mismatches
@@ -80,6 +81,7 @@ def _investigate(run: Run) -> Investigation:
         *_group_lists(run, lives, stuck),
         *_disagreements(run, collectives, stuck, in_trouble=in_trouble),
         *_splits(run, collectives, stuck),
+        *_reductions(run, collectives, stuck),
         *_sizes(run, [*size_mismatches(run, collectives), *of_messages(run, queues.unequal)], stuck),
         *_told(run, stuck),
         *_deaths(run, deaths_of(run, lives, since), stuck),
@@ -200,6 +202,25 @@ def _splits(run: Run, calls: pd.DataFrame, stuck: frozenset[int]) -> Iterator[In
             site=own_line(call.path, shared - set(call.path[-1:])),
             sites=sites,
             evidence=(),
+        )
+
+
+def _reductions(run: Run, calls: pd.DataFrame, stuck: frozenset[int]) -> Iterator[Incident]:
+    for mismatch in reduction_mismatches(run, calls):
+        call = mismatch.calls[mismatch.odd[0] if mismatch.odd else min(mismatch.calls)]
+        yield Incident(
+            name=Name.OP,
+            time_ns=mismatch.time_ns,
+            basis=mismatch,
+            culprits=mismatch.odd,
+            victims=tuple(sorted((stuck | set(mismatch.calls)) - set(mismatch.odd))),
+            group=group_name(run, mismatch.key.partition("[")[0], _members(run, mismatch.key)),
+            members=_members(run, mismatch.key),
+            seq=mismatch.seq,
+            op=call.op,
+            step=call.step,
+            site=call.site if mismatch.odd else None,
+            sites={rank: each.site for rank, each in mismatch.calls.items() if each.site is not None},
         )
 
 

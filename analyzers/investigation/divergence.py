@@ -1,7 +1,7 @@
 """Where the members of one group stopped issuing the same calls, and which of them left the others."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -40,6 +40,9 @@ class Divergence:
     """How many calls were paired with unrelated ones before anything failed."""
     weak: bool = False
     """Nothing that had to agree differs, and no step says so either: a death nearby explains as much."""
+
+    shapes: Mapping[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    """What each member passed to the call at which they went apart, where there is no majority."""
 
     @property
     def time_ns(self) -> int:
@@ -203,7 +206,14 @@ def _divergence(
         interval_ns=(before.start_ns if before is not None else 0, end_ns),
         paired_silently=_paired(group, reference[1], odd[1], where),
         weak=weak,
+        shapes={} if decided else _shapes_at(calls, group, where.reference),
     )
+
+
+def _shapes_at(calls: pd.DataFrame, group: GroupCalls, position: int) -> Mapping[int, tuple[tuple[int, ...], ...]]:
+    rows = {rank: int(each.rows[position]) for rank, each in group.by_rank.items() if position < len(each.rows)}
+    shapes = calls["shapes"].iloc[list(rows.values())]
+    return dict(zip(rows, shapes.tolist(), strict=True))
 
 
 def _by_vote(run: Run, calls: pd.DataFrame, group: GroupCalls, labels: Labels) -> Divergence | None:

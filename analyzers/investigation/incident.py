@@ -9,6 +9,7 @@ from distdiag.analyzers.investigation.divergence import Divergence
 from distdiag.analyzers.investigation.issued import Issued, group_words
 from distdiag.analyzers.investigation.naming import Named
 from distdiag.analyzers.investigation.queues import Halted
+from distdiag.analyzers.investigation.reductions import ReductionMismatch
 from distdiag.analyzers.investigation.sizes import SizeMismatch
 from distdiag.analyzers.investigation.splits import SplitMismatch
 from distdiag.analyzers.investigation.told import ToldSizes
@@ -107,7 +108,7 @@ class Unexplained:
 
 
 Disagreements = Disagreement | SplitMismatch | SizeMismatch | ToldSizes | GroupLists | Slip | Surplus | Miscount
-Basis = Disagreements | Death | Absence | Circle | Together | Halts | Unexplained
+Basis = Disagreements | ReductionMismatch | Death | Absence | Circle | Together | Halts | Unexplained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

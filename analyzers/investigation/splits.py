@@ -1,5 +1,6 @@
 """Cross checks of what each member sends to each other member against what that one expects."""
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,8 @@ from distdiag.analyzers.investigation.rows import records
 from distdiag.analyzers.investigation.sources import recorded
 from distdiag.run import Run
 
-EXCHANGES = frozenset({"all_to_all_single", "all_to_all", "all_gather"})
+SCATTER = "scatter"
+EXCHANGES = frozenset({"all_to_all_single", "all_to_all", "all_gather", SCATTER})
 CHECKED_ROWS = 20_000
 """Up to here every exchange is checked; of more, the newest: one that does not fit rarely lets a run go on."""
 NEWEST = 3
@@ -48,7 +50,7 @@ def split_mismatches(run: Run, calls: pd.DataFrame) -> Iterator[SplitMismatch]:
     exchanges = _newest(calls, calls["op"].isin(EXCHANGES).to_numpy())
     # That a backend does not tell how much goes to whom does not mean that all get the same.
     untold = ~exchanges["rank"].isin(recorded(run)) & (exchanges["input_splits"].map(len) == 0)
-    exchanges = exchanges[~(untold & (exchanges["op"] == "all_to_all_single"))]
+    exchanges = exchanges[~(untold & exchanges["op"].isin(("all_to_all_single", SCATTER)))]
     if exchanges.empty:
         return
     found: set[str] = set()
@@ -90,6 +92,8 @@ def _shape(members: Sequence[int], asked: Sequence[tuple[Any, ...]]) -> tuple[ob
 
 
 def _mismatch(run: Run, key: str, seq: int, rows: pd.DataFrame, members: Sequence[int]) -> SplitMismatch | None:
+    if (rows["op"] == SCATTER).all():
+        return _scattered(run, key, seq, rows, members)
     sides = {int(row.rank): _sides(row, len(members)) for row in records(rows[list(SIDES)])}
     bad = [
         (sender, receiver, sides[sender][0][there], sides[receiver][1][here])
@@ -113,6 +117,33 @@ def _mismatch(run: Run, key: str, seq: int, rows: pd.DataFrame, members: Sequenc
         culprit=_most_involved([(pair[0], pair[1]) for pair in bad]),
         calls=calls,
         lists=calls[sender].op != "all_gather",
+    )
+
+
+def _scattered(run: Run, key: str, seq: int, rows: pd.DataFrame, members: Sequence[int]) -> SplitMismatch | None:
+    """Return the first part of a scatter for which its receiver has no room, or too much: no backend refuses it."""
+    parts = {int(row.rank): [_elements(shape) for shape in row.output_shapes] for row in records(rows[list(SIDES)])}
+    root = next((rank for rank, sizes in parts.items() if len(sizes) == len(members)), None)
+    room = {int(row.rank): _elements(row.shapes[0]) for row in records(rows[list(SIDES)]) if len(row.shapes) == 1}
+    if root is None:
+        return None
+    sent = dict(zip(members, parts[root], strict=True))
+    bad = [rank for rank in members if rank in room and room[rank] != sent[rank]]
+    if not bad:
+        return None
+    calls = {int(row.rank): issued(run, row) for row in records(rows)}
+    usual = statistics.mode([*sent.values(), *room.values()])
+    odd = {root if room[rank] == usual else rank for rank in bad if usual in (room[rank], sent[rank])}
+    return SplitMismatch(
+        key=key,
+        seq=seq,
+        sender=calls[root],
+        receiver=calls[bad[0]],
+        sent=sent[bad[0]],
+        expected=room[bad[0]],
+        culprit=odd.pop() if len(odd) == 1 else None,
+        calls=calls,
+        lists=False,
     )
 
 

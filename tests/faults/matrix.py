@@ -67,6 +67,10 @@ def _message(*arguments: Any, **more: Any) -> Fault:
     return _of("differing", ORDER, *arguments, **more)
 
 
+def _unseen(family: str, *arguments: Any, **more: Any) -> Fault:
+    return _of("unseen", family, *arguments, **more)
+
+
 def _parallel(*arguments: Any, **more: Any) -> Fault:
     return _of("parallel", PARALLEL, *arguments, **more)
 
@@ -114,6 +118,11 @@ MATRIX = (
     _death("out_of_memory", 2, MEMORY, 0, at_root=True),
     _death("memory_error_caught", 3, MEMORY, 1, at_root=True),
     _death("host_memory", 3, MEMORY, 1, at_root=True),
+    _unseen(ABSENCES, "two_are_stuck", 4, MISSING, 1, 3, cause="data-loading", mentions="rank 3 stood still"),
+    _unseen(ABSENCES, "producer_died", 3, MISSING, 1, at_root=True, mentions="ValueError: corrupt shard 3"),
+    _unseen(ABSENCES, "lock_held", 3, MISSING, 2, at_root=True),
+    _unseen(ABSENCES, "gave_up_on_loss", 3, DIED, 2, cause="exited", at_root=True, mentions="sys.exit(1)"),
+    _unseen(ABSENCES, "barrier_in_handler", 3, DIED, 1, cause="exception", at_root=True, mentions="no tokens"),
     _calls("guarded_gather", 3, SEQUENCE, 0, at_root=True),
     _calls("early_return", 3, SEQUENCE, 2, at_root=True),
     _calls("silent_in_subgroup", 4, SEQUENCE, 1, at_root=True),
@@ -132,6 +141,11 @@ MATRIX = (
     _arguments("types_differ", 3, ("dtype-mismatch",), 1, at_root=True),
     _arguments("roots_differ", 3, ("root-mismatch",), 1, at_root=True),
     _arguments("splits_differ", 3, ("split-mismatch",), 1, at_root=True),
+    _unseen(DIFFERENCES, "gradient_missing", 3, SEQUENCE, 1, at_root=True, mentions="left out all_reduce"),
+    _unseen(DIFFERENCES, "recomputed_apart", 3, SEQUENCE, 1, mentions="left out all_reduce of 4"),
+    _unseen(DIFFERENCES, "list_too_short", 3, ("shape-mismatch",), 2, at_root=True),
+    _unseen(DIFFERENCES, "reduced_apart", 3, ("op-mismatch",), 2, at_root=True, mentions="MAX"),
+    _unseen(DIFFERENCES, "part_too_small", 3, ("shape-mismatch",), 2, at_root=True),
     _order("groups_swapped", 3, ("order-deadlock",), 2),
     _order("threads_race", 2, ("thread-race",)),
     _order("guarded_group", 3, GROUPS, 0, at_root=True),

@@ -693,3 +693,54 @@ def test_steps_say_in_which_of_them_a_call_was_left_out(tmp_path: Path) -> None:
 
     assert (found.name, found.culprits, found.step) == ("sequence-divergence", (1,), 1)
     assert "left out all_reduce" in found.summary
+
+
+# ---- what no backend refuses ----------------------------------------------------------------------------------------
+def test_a_rank_that_reduces_in_another_way_is_found_though_nothing_fails(tmp_path: Path) -> None:
+    logs = trained(3)
+    for rank in logs:
+        rank.call("all_reduce", LOG, reduce_op="MAX" if rank.rank == 1 else "SUM")
+        rank.exit()
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits, found.seq, found.site) == ("op-mismatch", (1,), 4, "train.py:40")
+    assert "rank 1 asks for MAX" in found.summary
+    assert "ranks 0,2 ask for SUM" in found.summary
+
+
+def test_kinds_of_reductions_that_take_turns_on_all_ranks_are_healthy(tmp_path: Path) -> None:
+    logs = Logs(world_size=3)
+    for rank in logs:
+        for kind in ("SUM", "MAX", "SUM"):
+            rank.call("all_reduce", LOG, reduce_op=kind)
+        rank.exit()
+
+    assert verdict(logs, tmp_path).name == "healthy"
+
+
+@pytest.mark.parametrize(("parts", "room", "culprit"), [((4, 4, 4), (4, 4, 5), 2), ((4, 4, 5), (4, 4, 4), 0)])
+def test_a_part_of_a_scatter_that_does_not_fit_is_found_though_nothing_fails(
+    parts: tuple[int, ...], room: tuple[int, ...], culprit: int, tmp_path: Path
+) -> None:
+    logs = trained(3)
+    for rank in logs:
+        outputs = [[part] for part in parts] if rank.rank == 0 else []
+        rank.call("scatter", SAVE, shape=[room[rank.rank]], output_shapes=outputs, root=0)
+        rank.exit()
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits, found.seq) == ("shape-mismatch", (culprit,), 4)
+    assert all(f" {size}" in found.summary for size in (parts[2], room[2]))
+
+
+def test_sizes_that_differ_on_every_rank_are_all_told(tmp_path: Path) -> None:
+    logs = trained(3)
+    for rank in logs:
+        fail(rank, rank.all_reduce(LOG, shape=[2, 5 + rank.rank], pending=True))
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits) == ("shape-mismatch", ())
+    assert "rank 0 2x5, rank 1 2x6, rank 2 2x7" in found.summary
