@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distdiag.analyzers._wording import counted, fold, named
+from distdiag.analyzers.investigation.sources import tells_steps
 from distdiag.analyzers.summary.attempts import ANEW, Attempt, Begun, attempts_of, begun_at
 from distdiag.analyzers.summary.verdict import HEALTHY
 from distdiag.findings import Verdict
@@ -17,6 +18,7 @@ MINUTE, HOUR = 60.0, 3600.0
 LONG = 3
 """Units from which on a time is told in the next larger one."""
 UNREADABLE = "an end of which no log can be read"
+NO_STEPS = "what was read tells no steps"
 PHRASES = {
     "insufficient-evidence": "an end that its logs do not explain",
     "out-of-memory": "{who}'s out of memory",
@@ -57,10 +59,11 @@ def lineage(
         return (), None
     attempts = attempts_of(run, verdict, ended_by)
     left_out = len(run.earlier) + 1 - len(attempts)
-    begun = begun_at(attempts)
+    begun = begun_at(attempts) if tells_steps(run) else NO_STEPS
     if isinstance(begun, str):
         rows = [_row(each, attempts[0]) for each in attempts]
-        return tuple(rows), {"attempts": len(attempts), "left_out": left_out, "unknown": begun, "summary": None}
+        told = {"attempts": len(attempts), "left_out": left_out, "unknown": begun}
+        return tuple(rows), {**told, "summary": None if tells_steps(run) else _ends(attempts, left_out)}
     kept = _kept(attempts, begun)
     losses = [
         _loss(attempt, count, following)
@@ -71,6 +74,22 @@ def lineage(
         for attempt, start, count, loss in zip(attempts, begun, kept, [*losses, None], strict=True)
     ]
     return tuple(rows), _goodput(attempts, begun, kept, losses, left_out)
+
+
+def _ends(attempts: Sequence[Attempt], left_out: int) -> str:
+    """Return ``3 attempts in 49.3 s`` and what ended those before the newest."""
+    ended = [_failure(attempt) for attempt in attempts[:-1]]
+    more = f" and {counted(len(ended) - MOST_NAMED, 'other end')}" if len(ended) > MOST_NAMED else ""
+    return f"{_counted(attempts, left_out)}\nearlier: {', '.join(ended[-MOST_NAMED:])}{more}"
+
+
+def _counted(attempts: Sequence[Attempt], left_out: int) -> str:
+    newest = f" (the newest of {len(attempts) + left_out})" if left_out else ""
+    return f"{counted(len(attempts), 'attempt')}{newest} in {_time(_seconds(_wall_ns(attempts)))}"
+
+
+def _wall_ns(attempts: Sequence[Attempt]) -> int:
+    return max(1, attempts[-1].end_ns - attempts[0].start_ns)
 
 
 def _kept(attempts: Sequence[Attempt], begun: Sequence[Begun | None]) -> list[int]:
@@ -108,7 +127,7 @@ def _goodput(
     losses: Sequence[Loss | None],
     left_out: int,
 ) -> dict[str, Any]:
-    wall_ns = max(1, attempts[-1].end_ns - attempts[0].start_ns)
+    wall_ns = _wall_ns(attempts)
     useful = [_useful_ns(attempt, count) for attempt, count in zip(attempts, kept, strict=True)]
     useful_ns = None if None in useful else sum(each for each in useful if each is not None)
     lost_ns = None if None in losses else sum(each.total_ns for each in losses if each is not None)
@@ -146,11 +165,8 @@ def _summary(
     share = "" if told["share"] is None else f": {100 * told['share']:.0f} % of the time went into them"
     anew = [each.number for each, start in zip(attempts, begun, strict=True) if start and start.how == ANEW]
     again = f"; no checkpoint was loaded in attempt{'s' * (len(anew) > 1)} {fold(anew)}" if anew else ""
-    newest = f" (the newest of {len(attempts) + told['left_out']})" if told["left_out"] else ""
-    first = (
-        f"{counted(len(attempts), 'attempt')}{newest} in {_time(told['wall_seconds'])}; "
-        f"{told['kept_steps']} of {told['steps']} steps kept{share}{again}"
-    )
+    kept = f"{told['kept_steps']} of {told['steps']} steps kept{share}" if told["steps"] else "no step was completed"
+    first = f"{_counted(attempts, told['left_out'])}; {kept}{again}"
     known = [
         (loss.total_ns, _failure(attempt)) for attempt, loss in zip(attempts, losses, strict=False) if loss is not None
     ]

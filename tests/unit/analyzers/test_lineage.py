@@ -293,3 +293,29 @@ def test_a_job_that_ended_well_and_went_on_lost_its_pause(tmp_path: Path) -> Non
 
     assert "15 of 15 steps kept" in printed(report)
     assert "lost to an orderly end in attempt 0" in printed(report)
+
+
+def test_sources_that_tell_no_steps_lose_none(tmp_path: Path) -> None:
+    def dumped(number: int, begin: float) -> Logs:
+        logs = attempt(number, begin)
+        for rank in logs:
+            rank.header.source = "flight-recorder"
+            rank.all_reduce("train.py:33 step")
+        return logs
+
+    last = dumped(1, 100.0)
+    last[0].all_reduce("train.py:33 step", pending=True)
+    report = told(tmp_path, dumped(0, 0.0), last)
+
+    assert goodput(report)["unknown"] == "what was read tells no steps"
+    assert "share" not in goodput(report)
+    shown = printed(report)
+    assert "2 attempts in 120 s" in shown
+    assert "steps kept" not in shown
+    assert "lost" not in shown
+
+
+def test_a_job_that_never_came_to_its_first_step_kept_none(tmp_path: Path) -> None:
+    report = told(tmp_path, die(attempt(0, 0.0), after=3.0), die(attempt(1, 100.0), after=3.0))
+
+    assert "2 attempts in 123 s; no step was completed" in printed(report)
