@@ -55,7 +55,7 @@ dist.destroy_process_group()
 
 def saved(directory: Path) -> list[Ended]:
     """Write the checkpoints below a folder, in which the logs are, too."""
-    ranks = launch(PROGRAM, directory, world_size=WORLD_SIZE, cap_seconds=240)
+    ranks = launch(PROGRAM, directory, world_size=WORLD_SIZE, cap_seconds=240, forked=True)
     assert [rank.code for rank in ranks] == [0] * WORLD_SIZE, ranks[0].stderr
     return ranks
 

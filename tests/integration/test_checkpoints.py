@@ -292,13 +292,14 @@ def test_folder_without_a_checkpoint_is_bad_input(tmp_path: Path) -> None:
 
 
 def test_checkpoint_loads_at_other_sizes_of_the_world(copies: Path) -> None:
-    worlds = [argument for world in (1, 2, 3, 8) for argument in ("--world", str(world))]
+    worlds = (1, 3, 6)  # of four ranks and tensors of five rows: one gets none
+    arguments = [argument for world in worlds for argument in ("--world", str(world))]
 
-    done = distdiag("drill", str(copies / "step-4"), *worlds, "--format", "json")
+    done = distdiag("drill", str(copies / "step-4"), *arguments, "--format", "json")
 
     assert done.returncode == 0, done.stdout + done.stderr
     trials = json.loads(done.stdout)["trials"]
-    assert [each["world_size"] for each in trials] == [1, 2, 3, 8]
+    assert [each["world_size"] for each in trials] == list(worlds)
     for trial in trials:
         assert (trial["error"], trial["basis"], trial["left_out"]) == ("", "save", [])
         assert trial["chunks"] == trials[0]["chunks"] > trial["tensors"]

@@ -111,7 +111,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[st
     """The tracker's peaks of each rank, by way; one launch trains them all."""
     text = Path(program.__file__).read_text()
     directory = tmp_path_factory.mktemp("training")
-    ranks = launch(text, directory, world_size=RANKS, cap_seconds=CAP_SECONDS, variables={"WAYS": " ".join(TRAINED)})
+    ways = {"WAYS": " ".join(TRAINED)}
+    ranks = launch(text, directory, world_size=RANKS, cap_seconds=CAP_SECONDS, variables=ways, forked=True)
     assert [rank.code for rank in ranks] == [0] * RANKS, ranks[0].stderr[-2000:]
     return [rank.told for rank in ranks]
 

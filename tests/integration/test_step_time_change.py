@@ -45,7 +45,7 @@ dist.destroy_process_group()
 
 
 def found_in(directory: Path, kind: str) -> list[Finding]:
-    ended = launch(TRAIN, directory, world_size=2, variables={"KIND": kind})
+    ended = launch(TRAIN, directory, world_size=2, variables={"KIND": kind}, forked=True)
     assert [each.code for each in ended] == [0, 0], ended[1].stderr
     return [each for each in diagnose(load(directory / "logs")).findings if each.code.startswith("DD2")]
 

@@ -19,6 +19,8 @@ SOON_SECONDS = 30.0
 """What is waited for comes in well under a second, but a machine may be busy."""
 BEAT_SECONDS = 0.01
 STALL_SECONDS = 0.2
+PATIENT_SECONDS = 5.0
+"""A limit that no hiccup of a busy machine comes near."""
 
 
 @pytest.fixture(autouse=True)
@@ -151,15 +153,15 @@ def pause(made: Recording, seconds: float) -> None:
 
 
 def test_limit_follows_the_longest_pause_so_far(tmp_path: Path) -> None:
-    with recording(tmp_path, stall_after=STALL_SECONDS) as made:
+    with recording(tmp_path, stall_after=PATIENT_SECONDS) as made:
         for _ in range(3):
             distdiag.step()
-        pause(made, 0.75 * STALL_SECONDS)
+        pause(made, 0.3 * PATIENT_SECONDS)
 
         longest = limits(made)[-1]
 
     assert longest is not None
-    assert longest >= 5 * 0.5 * STALL_SECONDS  # it is measured from beat to beat
+    assert longest >= 5 * 0.25 * PATIENT_SECONDS  # it is measured from beat to beat
     assert stacks(made) == []
 
 
@@ -172,14 +174,14 @@ def test_pauses_while_warming_up_do_not_count(tmp_path: Path) -> None:
 
 
 def test_time_in_a_phase_of_the_user_does_not_loosen_the_limit_of_the_rest(tmp_path: Path) -> None:
-    with recording(tmp_path, stall_after=STALL_SECONDS) as made:
+    with recording(tmp_path, stall_after=PATIENT_SECONDS) as made:
         for _ in range(3):
             distdiag.step()
         with distdiag.phase("tokenize"):
-            time.sleep(2 * STALL_SECONDS)
+            time.sleep(0.3 * PATIENT_SECONDS)
         pause(made, 0)
 
-        assert limits(made)[-1] == STALL_SECONDS
+        assert limits(made)[-1] == PATIENT_SECONDS
 
 
 # ---- processes of their own --------------------------------------------------------------------------------------
