@@ -8,10 +8,11 @@ What it means
 
 How it is found
     Stages, micro-batches and schedule (GPipe, 1F1B, interleaved 1F1B) are told from the messages between ranks; of
-    other schedules nothing is said. Idle is what messages hold a rank up, and its waiting in collectives across
-    stages. It is a warning where messages whose two sides were there take at least 20 % of the pipeline's time and
-    half of what is idle beyond the formula, in messages of 64 KiB or more on average: of small ones latency is all.
-    It is a remark where there are fewer micro-batches than stages. Stages of different length are `stage-imbalance`.
+    other schedules, also of PyTorch's that split backwards, only how long stages stand idle is said. Idle is what
+    messages hold a rank up, and its waiting in collectives across stages. It is a warning where messages whose two
+    sides were there take at least 20 % of the pipeline's time and half of what is idle beyond the formula, in
+    messages of 64 KiB or more on average: of small ones latency is all. It is a remark where there are fewer
+    micro-batches than stages. Stages of different length are `stage-imbalance`.
 
 What to do
     Cut the batch into more micro-batches, as many as memory allows with 1F1B, which keeps p of them and not m; let

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from distdiag.analyzers._wording import counted, named, seconds
 from distdiag.analyzers.investigation.trust import data_in_words
 from distdiag.analyzers.performance import accusations
+from distdiag.analyzers.performance.pipeline import is_folded
 from distdiag.analyzers.slowness.judged import judge
 from distdiag.analyzers.slowness.stages import HeavyStage, heavy_stage
 from distdiag.analyzers.slowness.telling import gained
@@ -41,18 +42,23 @@ def analyze(run: Run) -> Iterator[Finding]:
 
 def _recorded(run: Run, heavy: HeavyStage) -> Finding:
     """Return the finding from the recorded steps of all ranks."""
-    called = f"the last pipeline stage ({heavy.stage})" if heavy.is_last else f"pipeline stage {heavy.stage}"
+    folded = is_folded(run)
+    is_last = heavy.stage == 0 if folded else heavy.is_last
+    called = f"the last pipeline stage ({heavy.stage})" if is_last else f"pipeline stage {heavy.stage}"
+    if folded:
+        both = f"pipeline stages {heavy.stage} and {2 * heavy.stages - 1 - heavy.stage}"
+        called = f"{named(heavy.ranks)} with {both}{', the last one,' if is_last else ''}"
     alone = len(heavy.ranks) == 1
     return Finding(
         code=CODE,
         name=NAME,
         severity=Severity.WARNING,
-        summary=f"{called} computes {seconds(heavy.own_ns)} in a step, the other stages {seconds(heavy.typical_ns)} "
+        summary=f"{called} computes {seconds(heavy.own_ns)} in a step, the others {seconds(heavy.typical_ns)} "
         f"({heavy.own_ns / max(heavy.typical_ns, 1.0):.1f}x): they wait for {named(heavy.ranks)}\n"
         f"With layers moved to the others, {gained(heavy.gain_ns, heavy.step_ns).removeprefix('without it ')}.",
         culprits=heavy.ranks,
         victims=heavy.others,
-        cause="last-stage" if heavy.is_last else "stage",
+        cause="last-stage" if is_last else "stage",
         confidence=Confidence.MEDIUM if alone else Confidence.HIGH,
         evidence=(
             f"in {heavy.late_steps} of {counted(heavy.steps, 'step')} it takes the longest by far",
@@ -60,8 +66,8 @@ def _recorded(run: Run, heavy: HeavyStage) -> Finding:
             data_in_words(run),
         ),
         action=(
-            f"give stage {heavy.stage} fewer layers"
-            + (": its loss and vocabulary projection count as layers too" if heavy.is_last else ""),
+            f"give {named(heavy.ranks) if folded else f'stage {heavy.stage}'} fewer layers"
+            + (": its loss and vocabulary projection count as layers too" if is_last else ""),
             *((f"to rule the machine out, run {named(heavy.ranks)} on another host",) if alone else ()),
         ),
     )

@@ -478,6 +478,10 @@ class Status(Event, kw_only=True, tag="status"):
     """Numbers of collectives as c10d counts; None or absent where nothing got so far."""
 
 
+PIPELINE_SCHEDULE = "pipeline schedule"
+"""Decision that recording adds: which schedule a rank runs, with how many micro-batches and stages of its own."""
+
+
 class Decision(Event, kw_only=True, tag="decision"):
     """A rank-local decision of the user's code, said with ``distdiag.decision``."""
 

@@ -1,9 +1,11 @@
 """Watches the wrappers that make a model distributed: root forwards, and the unit that a collective works for."""
 
 import threading
+import time
 from types import ModuleType
 from typing import Any
 
+from distdiag import events
 from distdiag.hooks._patch import Undo, observe, together, when_imported
 from distdiag.recorder import Recorder
 
@@ -24,7 +26,7 @@ def install(recorder: Recorder) -> Undo:
             module.FSDPState, "_pre_forward", _ShardedRoot(recorder)
         ),
         "torch.distributed.fsdp._fully_shard._fsdp_param_group": lambda module: _units(recorder, module),
-        "torch.distributed.pipelining.schedules": lambda module: _schedules(root, module),
+        "torch.distributed.pipelining.schedules": lambda module: _schedules(recorder, root, module),
     }
     return together([when_imported(name, watch) for name, watch in watched.items()])
 
@@ -45,9 +47,36 @@ def _flat_gradients(recorder: Recorder, module: ModuleType) -> Undo:
     return observe(module, "_reduce_grad", _FlatUnit(recorder, argument=1))
 
 
-def _schedules(root: "_Root", module: ModuleType) -> Undo:
+def _schedules(recorder: Recorder, root: "_Root", module: ModuleType) -> Undo:
     owners = [module.PipelineScheduleSingle, module.PipelineScheduleMulti]
-    return together([observe(owner, "step", root) for owner in owners if "step" in vars(owner)])
+    told = _Schedule(recorder)
+    return together(
+        [observe(owner, "step", each) for owner in owners if "step" in vars(owner) for each in (root, told)]
+    )
+
+
+class _Schedule:
+    """Tells which schedule runs, each once: messages alone do not tell those that split backwards from others."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._told: set[tuple[str, int, int]] = set()
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        running = args[0]
+        stages = getattr(running, "_stages", None)
+        kind = type(running).__name__, int(running._n_microbatches), 1 if stages is None else len(stages)
+        if kind in self._told:
+            return
+        self._told.add(kind)
+        value = dict(zip(("schedule", "microbatches", "stages"), kind, strict=True))
+        recorder = self._recorder
+        recorder.write(
+            events.Decision(name=events.PIPELINE_SCHEDULE, value=value, time_ns=time.monotonic_ns(), step=recorder.step)
+        )
+
+    def after(self, token: Any, result: Any, error: type[BaseException] | None) -> None:
+        """Nothing to do: that it runs is told at its beginning."""
 
 
 class _Root:

@@ -36,6 +36,9 @@ class Plan:
     shapes: bool = False
     """Send the shape before each tensor."""
     size_bytes: int = 1 << 20
+    rings: tuple[str, str] | None = None
+    """Copies of a stage hand messages round before each forward, in groups of their own: how pipelines' groups are
+    called, and how these."""
     device: str = "cpu"
     backwards: Callable[[int], int] = field(default=lambda made: made)
     """What is counted as backwards, of those that were made."""
@@ -68,6 +71,8 @@ def order(plan: Plan, rank: int, microbatches: int) -> list[Action]:
 def pipeline(plan: Plan) -> Logs:
     """Return the logs of a job that trains in a pipeline."""
     logs = Logs(world_size=plan.stages * plan.copies)
+    if plan.rings is not None:
+        _groups(plan, logs, *plan.rings)
     for copy in range(plan.copies):
         begin = 0.0
         for step in range(plan.steps):
@@ -75,6 +80,20 @@ def pipeline(plan: Plan) -> Logs:
     for rank in logs:
         rank.exit()
     return logs
+
+
+def _groups(plan: Plan, logs: Logs, pipeline_name: str, ring_name: str) -> None:
+    for rank in logs:
+        stage, copy = divmod(rank.rank, plan.copies)
+        rank.group(f"p{copy}", range(copy, logs.world_size, plan.copies), description=pipeline_name)
+        rank.group(f"r{stage}", range(stage * plan.copies, (stage + 1) * plan.copies), description=ring_name)
+
+
+def _handed_round(plan: Plan, rank: RankLog) -> None:
+    stage, copy = divmod(rank.rank, plan.copies)
+    first = stage * plan.copies
+    rank.send(first + (copy + 1) % plan.copies, group=f"r{stage}", seconds=0.0)
+    rank.recv(first + (copy - 1) % plan.copies, group=f"r{stage}", seconds=0.0001)
 
 
 def _step(plan: Plan, ranks: Sequence[RankLog], step: int, begin: float) -> float:
@@ -114,6 +133,8 @@ def _program(
             _received(plan, rank, ranks[source % plan.stages].rank, came)
         if kind == BACKWARD:
             rank.backwards += 1
+        elif plan.rings is not None:
+            _handed_round(plan, rank)
         rank.sleep((plan.forward if kind == FORWARD else plan.backward) * longer / plan.chunks)
         if 0 <= target <= last:
             sent[kind, virtual, microbatch] = _now(rank)
@@ -131,9 +152,13 @@ def _messages(plan: Plan) -> Iterator[dict[str, Any]]:
 def _received(plan: Plan, rank: RankLog, peer: int, came: float) -> None:
     for number, message in enumerate(_messages(plan)):
         waited = max(0.0, came - _now(rank)) if not number else 0.0
-        rank.recv(peer, seconds=waited, device=plan.device, **message)
+        rank.recv(peer, seconds=waited, device=plan.device, **_group(plan, rank), **message)
 
 
 def _sent(plan: Plan, rank: RankLog, peer: int) -> None:
     for message in _messages(plan):
-        rank.send(peer, seconds=0.0, device=plan.device, **message)
+        rank.send(peer, seconds=0.0, device=plan.device, **_group(plan, rank), **message)
+
+
+def _group(plan: Plan, rank: RankLog) -> dict[str, Any]:
+    return {} if plan.rings is None else {"group": f"p{rank.rank % plan.copies}"}

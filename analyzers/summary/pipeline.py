@@ -69,7 +69,7 @@ def _per_stage(pipeline: Pipeline) -> list[dict[str, Any]]:
 def _foretold(pipeline: Pipeline) -> list[dict[str, Any]]:
     """Return what the formula says of more micro-batches; nothing where it does not hold for the schedule."""
     schedule = pipeline.schedule
-    if not schedule.is_known or schedule.microbatches is None or schedule.virtual_stages is None:
+    if not schedule.has_formula or schedule.microbatches is None or schedule.virtual_stages is None:
         return []
     return [
         {

@@ -36,19 +36,35 @@ WIDTH = 8
 class Stage(nn.Module):
     """A layer that takes its time in forward and in backward."""
 
-    def __init__(self, chunks: int, *, last: bool) -> None:
+    def __init__(self, chunks: int, *, last: bool, ring: Any = None) -> None:
         super().__init__()
+        self.ring = ring
         torch.manual_seed(STAGE)
         self.linear = nn.Linear(WIDTH, WIDTH)
         longer = HEAVY if last else 1.0
         self.forward_seconds, self.backward_seconds = FORWARD * longer / chunks, BACKWARD * longer / chunks
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        if self.ring is not None:
+            _handed_round(self.ring)
         time.sleep(self.forward_seconds)
         slept: Any = Sleeping
         # After the layer: the first stage's input wants no gradient.
         result: torch.Tensor = slept.apply(self.linear(batch), self.backward_seconds)
         return result
+
+
+def _handed_round(group: Any) -> None:
+    """Give keys and values to the next rank of a ring until they are back, as in context parallelism."""
+    ranks = dist.get_process_group_ranks(group)
+    place, block = ranks.index(RANK), torch.ones(WIDTH)
+    for _ in ranks[1:]:
+        received = torch.empty(WIDTH)
+        sends = dist.P2POp(dist.isend, block, ranks[(place + 1) % len(ranks)], group)
+        receives = dist.P2POp(dist.irecv, received, ranks[place - 1], group)
+        for work in dist.batch_isend_irecv([sends, receives]):
+            work.wait()
+        block = received
 
 
 def _back(output: torch.Tensor, gradient: torch.Tensor | None = None) -> None:
@@ -60,12 +76,12 @@ def _loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (output - target).pow(2).mean()
 
 
-def _groups() -> tuple[Any, Any]:
+def _groups(copies: str = "dp") -> tuple[Any, Any]:
     """Make the groups of all pipelines, and of all stages; return those of this rank."""
     if REPLICAS == 1:
         return None, None
-    mesh = init_device_mesh("cpu", (STAGES, REPLICAS), mesh_dim_names=("pp", "dp"))
-    return mesh.get_group("pp"), mesh.get_group("dp")
+    mesh = init_device_mesh("cpu", (STAGES, REPLICAS), mesh_dim_names=("pp", copies))
+    return mesh.get_group("pp"), mesh.get_group(copies)
 
 
 def _steps(modules: list[nn.Module], replicas: Any) -> Iterator[None]:
@@ -81,20 +97,26 @@ def _steps(modules: list[nn.Module], replicas: Any) -> Iterator[None]:
         optimizer.step()
 
 
-def _scheduled(schedule: Any, chunks: int = 1) -> None:
+def _scheduled(schedule: Any, chunks: int = 1, *, folded: bool = False, rings: bool = False) -> None:
+    """Run a schedule of PyTorch; ``folded`` stages go down the ranks and up again, as in a V.
+
+    With ``rings`` the copies of a stage share one sequence and exchange parts of it.
+    """
     from torch.distributed.pipelining import PipelineStage
 
-    pipeline, replicas = _groups()
-    modules: list[nn.Module] = [Stage(chunks, last=STAGE == STAGES - 1) for _ in range(chunks)]
+    pipeline, replicas = _groups("cp" if rings else "dp")
+    numbers = [STAGE, 2 * STAGES - 1 - STAGE] if folded else [chunk * STAGES + STAGE for chunk in range(chunks)]
+    last = chunks * STAGES - 1 in numbers
+    modules: list[nn.Module] = [Stage(chunks, last=last, ring=replicas if rings else None) for _ in numbers]
     stages = [
-        PipelineStage(module, chunk * STAGES + STAGE, chunks * STAGES, torch.device("cpu"), group=pipeline)
-        for chunk, module in enumerate(modules)
+        PipelineStage(module, number, chunks * STAGES, torch.device("cpu"), group=pipeline)
+        for number, module in zip(numbers, modules, strict=True)
     ]
     held: Any = stages if chunks > 1 else stages[0]
     running = schedule(held, MICROBATCHES, loss_fn=_loss)
     for _ in _steps(modules, replicas):
-        inputs = [torch.randn(MICROBATCHES, WIDTH)] if STAGE == 0 else []
-        target = {"target": torch.randn(MICROBATCHES, WIDTH)} if STAGE == STAGES - 1 else {}
+        inputs = [torch.randn(MICROBATCHES, WIDTH)] if 0 in numbers else []
+        target = {"target": torch.randn(MICROBATCHES, WIDTH)} if chunks * STAGES - 1 in numbers else {}
         running.step(*inputs, **target)
 
 
@@ -110,6 +132,13 @@ def one_forward_one_backward() -> None:
     _scheduled(Schedule1F1B)
 
 
+def beside_rings() -> None:
+    """Stages that exchange parts of their sequences among their ranks, in groups of their own."""
+    from torch.distributed.pipelining import Schedule1F1B
+
+    _scheduled(Schedule1F1B, rings=True)
+
+
 def interleaved() -> None:
     from torch.distributed.pipelining import ScheduleInterleaved1F1B
 
@@ -121,6 +150,25 @@ def looped() -> None:
     from torch.distributed.pipelining import ScheduleLoopedBFS
 
     _scheduled(ScheduleLoopedBFS, CHUNKS)
+
+
+def zero_bubble() -> None:
+    """Backwards are split: what the stage before needs first, gradients of weights when there is time."""
+    from torch.distributed.pipelining import ScheduleInterleavedZeroBubble
+
+    _scheduled(ScheduleInterleavedZeroBubble, CHUNKS)
+
+
+def zero_bubble_v() -> None:
+    from torch.distributed.pipelining import ScheduleZBVZeroBubble
+
+    _scheduled(ScheduleZBVZeroBubble, 2, folded=True)
+
+
+def dual_pipe_v() -> None:
+    from torch.distributed.pipelining import ScheduleDualPipeV
+
+    _scheduled(ScheduleDualPipeV, 2, folded=True)
 
 
 # ---- by hand --------------------------------------------------------------------------------------------------------

@@ -37,9 +37,24 @@ CASES = (
     Case(program="one_forward_one_backward", schedule="1F1B", stages=2, microbatches=8, heavy=1.6),
     Case(program="interleaved", schedule="interleaved 1F1B", stages=2, microbatches=4, chunks=2),
     Case(program="interleaved", schedule="interleaved 1F1B", stages=4, microbatches=8, chunks=2, heavy=1.6),
+    Case(program="beside_rings", schedule="1F1B", stages=2, microbatches=4, copies=2),
+    Case(program="beside_rings", schedule="1F1B", stages=2, microbatches=4, copies=2, heavy=1.6),
     Case(program="by_hand", schedule="1F1B", stages=4, microbatches=8),
     Case(program="by_hand", schedule="1F1B", stages=2, microbatches=4, copies=2, heavy=1.6),
 )
+
+
+SPLIT = (
+    Case(program="zero_bubble", schedule="interleaved zero bubble", stages=4, microbatches=8, chunks=2),
+    Case(program="zero_bubble", schedule="interleaved zero bubble", stages=2, microbatches=4, chunks=2, heavy=1.6),
+    Case(program="zero_bubble_v", schedule="ZBV zero bubble", stages=2, microbatches=4, chunks=2),
+    Case(program="zero_bubble_v", schedule="ZBV zero bubble", stages=4, microbatches=8, chunks=2, heavy=1.6),
+    Case(program="dual_pipe_v", schedule="DualPipeV", stages=4, microbatches=8, chunks=2),
+    Case(program="dual_pipe_v", schedule="DualPipeV", stages=2, microbatches=4, chunks=2, heavy=1.6),
+)
+"""Schedules that split backwards."""
+FOLDED = ("zero_bubble_v", "dual_pipe_v")
+"""Their first rank holds the last stage, too."""
 
 
 def report_of(case: Case, directory: Path) -> Any:
@@ -77,3 +92,17 @@ def test_pipeline_is_recognised_and_a_longer_last_stage_named(case: Case, tmp_pa
     else:
         assert named == [], found
         assert bubble["formula"] - 0.02 <= bubble["measured"] <= bubble["formula"] + OF_CHANCE, found
+
+
+@pytest.mark.parametrize("case", SPLIT, ids=str)
+def test_schedule_that_splits_backwards_has_its_name_and_no_formula(case: Case, tmp_path: Path) -> None:
+    report = report_of(case, tmp_path)
+
+    found = report.performance["pipeline"]
+    assert (found["schedule"], found["why_unknown"]) == (case.schedule, None)
+    assert (found["stages"], found["microbatches"], found["virtual_stages"]) == (case.stages, case.microbatches, 2)
+    assert (found["bubble"]["formula"], found["with_more_microbatches"]) == (None, [])
+    assert 0.0 < found["bubble"]["measured"] < 1.0
+    named = [(each.name, each.culprits, each.cause) for each in report.findings]
+    last = 0 if case.program in FOLDED else case.stages - 1
+    assert named == ([("stage-imbalance", (last,), "last-stage")] if case.heavy > 1 else []), found

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from distdiag.analyzers.performance import Measured
 from distdiag.analyzers.performance.pipeline.bubble import Bubble, bubble_of
-from distdiag.analyzers.performance.pipeline.messages import Messages, messages_of
+from distdiag.analyzers.performance.pipeline.families import Chosen, chosen_of
 from distdiag.analyzers.performance.pipeline.schedule import NoPipelineError, Schedule, schedule_of
-from distdiag.analyzers.performance.pipeline.stages import Layout, layout_of
+from distdiag.analyzers.performance.pipeline.stages import Layout
+from distdiag.analyzers.performance.pipeline.told import told_schedule
 from distdiag.run import Run
 
 NOT_WHOLE = "no step after the warm-up was measured on all ranks of the pipeline"
@@ -24,24 +25,25 @@ class Pipeline:
     """None where there is one."""
 
 
-_messages: weakref.WeakKeyDictionary[Run, Messages] = weakref.WeakKeyDictionary()
+_chosen: weakref.WeakKeyDictionary[Run, Chosen] = weakref.WeakKeyDictionary()
 """Findings and the report ask; the answers live as long as their run."""
 
 
 def layout(run: Run) -> Layout | str:
     """Return the pipeline stages of a run's ranks, or why messages do not make them any."""
-    return layout_of(_messages_in(run), run.ranks)
+    return _chosen_in(run).layout
 
 
 def pipeline_of(run: Run, measured: Measured) -> Pipeline | str | None:
     """Return the pipeline of a run; why its messages are none; None where there are no messages."""
     if not run.calls["p2p"].any():
         return None
-    found = layout(run)
+    chosen = _chosen_in(run)
+    found = chosen.layout
     if isinstance(found, str):
         return found
     try:
-        schedule = schedule_of(_messages_in(run), found)
+        schedule = schedule_of(chosen.messages, found, told_schedule(run))
     except NoPipelineError as error:
         return str(error)
     unmeasured = measured.unknown.get("shares") or measured.unknown.get("steps")
@@ -54,8 +56,14 @@ def pipeline_of(run: Run, measured: Measured) -> Pipeline | str | None:
     )
 
 
-def _messages_in(run: Run) -> Messages:
-    known = _messages.get(run)
+def is_folded(run: Run) -> bool:
+    """Return whether stages go down the ranks and up again, so that the first rank also holds the last stage."""
+    told = told_schedule(run)
+    return told is not None and told.is_folded
+
+
+def _chosen_in(run: Run) -> Chosen:
+    known = _chosen.get(run)
     if known is None:
-        known = _messages[run] = messages_of(run)
+        known = _chosen[run] = chosen_of(run)
     return known

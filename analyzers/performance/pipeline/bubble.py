@@ -151,9 +151,10 @@ def _held(engine: Engine, measured: Measured, layout: Layout) -> ibis.Table:
 
 
 def _role(op: str, members: Sequence[int] | None, stage_of: dict[int, int]) -> int:
+    across = len({stage_of.get(rank) for rank in members or ()}) > 1
     if op in MESSAGES:
-        return MESSAGE
-    return ACROSS if len({stage_of.get(rank) for rank in members or ()}) > 1 else 0
+        return MESSAGE if across or not members else 0  # a ring within a stage is its own work
+    return ACROSS if across else 0
 
 
 def _split(
@@ -161,7 +162,7 @@ def _split(
 ) -> tuple[float | None, float | None, float | None, float | None]:
     """Return the formula's share, and what imbalance, transfers and the rest add to it."""
     m, v = schedule.microbatches, schedule.virtual_stages
-    if not schedule.is_known or m is None or v is None:
+    if not schedule.has_formula or m is None or v is None:
         return None, None, None, None
     by_itself = formula(len(busy_ns), m, v)
     left = max(0.0, idle - by_itself)

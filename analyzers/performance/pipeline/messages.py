@@ -5,7 +5,7 @@ Only the order in which a rank issued its own calls is used, so neither clocks n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -51,16 +51,21 @@ class Messages:
 
     exchanges: Mapping[Pair, Exchange]
     backwards: Mapping[int, int]
-    """Backwards of each rank in a step; 0 where none was seen."""
+    """Whole backwards of each rank in a step; 0 where none was seen."""
+    forwards: int = 0
+    """Most root forwards of a rank in a step; 0 where none was seen."""
     steps: int
 
 
-def messages_of(run: Run) -> Messages:
-    """Return what ranks exchange in their usual training step; nothing where no whole step has messages."""
+def messages_of(run: Run, groups: Collection[str] | None = None) -> Messages:
+    """Return what ranks exchange in their usual training step; nothing where no whole step has messages.
+
+    With ``groups``, keys of process groups, only what they exchange in these.
+    """
     steps = _training_steps(run)
     if steps.empty:
         return Messages(exchanges={}, backwards={}, steps=0)
-    rows = _rows(run).merge(steps[["rank", "step"]], on=["rank", "step"])
+    rows = _rows(run, groups).merge(steps[["rank", "step"]], on=["rank", "step"])
     if rows["step"].nunique() > 1:  # the first step also exchanges shapes, and may have lost its first calls
         rows = rows[rows["step"] > rows["step"].min()]
     if rows.empty:
@@ -77,6 +82,7 @@ def messages_of(run: Run) -> Messages:
     return Messages(
         exchanges=exchanges,
         backwards={int(rank): int(count) for rank, count in zip(backwards.index, backwards, strict=True)},
+        forwards=int(steps.groupby("rank")["forwards"].median().max()),
         steps=int(rows["step"].nunique()),
     )
 
@@ -85,16 +91,20 @@ _COUNTS = ("sends", "receives", "sends_first", "receives_first", "sends_before",
 
 
 def _training_steps(run: Run) -> pd.DataFrame:
-    """Return rank, step and backwards of whole steps; where backwards are seen at all, of steps that have some."""
-    steps = run.steps.loc[run.steps["end_ns"].notna(), ["rank", "step", "backwards"]]
-    steps = steps.assign(backwards=steps["backwards"].fillna(0).astype("int64"))
+    """Return rank, step and backwards of whole steps; of ranks whose backwards are seen, those that have some."""
+    steps = run.steps.loc[run.steps["end_ns"].notna(), ["rank", "step", "backwards", "forwards"]]
+    steps = steps.assign(**{name: steps[name].fillna(0).astype("int64") for name in ("backwards", "forwards")})
     trained = steps["backwards"] > 0
-    return steps[trained] if trained.any() else steps
+    seen = trained.groupby(steps["rank"]).transform("any")  # a stage whose backwards are split counts none
+    return steps[trained | ~seen]
 
 
-def _rows(run: Run) -> pd.DataFrame:
+def _rows(run: Run, groups: Collection[str] | None) -> pd.DataFrame:
     """Return one row per message of a known peer."""
-    calls = run.calls[(run.calls["p2p"] & run.calls["peer"].notna() & ~run.calls["failed"]).to_numpy()]
+    known = run.calls["p2p"] & run.calls["peer"].notna() & ~run.calls["failed"]
+    if groups is not None:
+        known &= run.calls["group_key"].isin(groups)
+    calls = run.calls[known.to_numpy()]
     names = {name: not str(name).lower().startswith(WHOLE_NUMBERS) for name in calls["dtype"].unique()}
     told = calls["dtype"].map(names).astype(bool).to_numpy()
     calls = calls[told] if told.any() else calls

@@ -4,6 +4,9 @@ With p stages of one rank each and m micro-batches, every neighbour gets m activ
 a stage sends before the first gradient comes tells the schedule: all m in GPipe (Huang et al. 2019); p - s of stage s
 in 1F1B (Narayanan et al. 2019), where the last stage alternates from the first micro-batch on. Where each rank holds v
 stages (interleaved, Narayanan et al. 2021) a neighbour gets v·m activations and the ring's weak link (v-1)·m.
+
+Schedules that split backwards (zero bubble, Qi et al. 2024; DualPipe) send as others do: they are told only where
+recording saw them run, and no formula is claimed to hold for them.
 """
 
 import itertools
@@ -12,8 +15,17 @@ from dataclasses import dataclass
 
 from distdiag.analyzers.performance.pipeline.messages import Exchange, Messages, Pair
 from distdiag.analyzers.performance.pipeline.stages import Layout
+from distdiag.analyzers.performance.pipeline.told import Told
 
 GPIPE, ONE_BY_ONE, INTERLEAVED, UNKNOWN = "GPipe", "1F1B", "interleaved 1F1B", "unknown"
+CALLED = {
+    "ScheduleGPipe": GPIPE,
+    "Schedule1F1B": ONE_BY_ONE,
+    "ScheduleInterleaved1F1B": INTERLEAVED,
+}
+"""Schedules of PyTorch whose messages tell them."""
+OTHERS = frozenset({"ScheduleLoopedBFS"})
+"""Schedules of PyTorch that have no name here."""
 AGREEING = 0.8
 """Share of the steps that have to have the same messages for a schedule to be told."""
 POSTED_EARLY = 1
@@ -30,15 +42,16 @@ class Schedule:
     """What a pipeline does in each step."""
 
     name: str
+    """As people call it, or ``unknown``."""
     why_unknown: str | None = None
     microbatches: int | None = None
     virtual_stages: int | None = None
     """Stages of each rank."""
 
     @property
-    def is_known(self) -> bool:
+    def has_formula(self) -> bool:
         """Return whether it is a schedule for which the bubble's formula holds."""
-        return self.name != UNKNOWN
+        return self.name in (GPIPE, ONE_BY_ONE, INTERLEAVED)
 
 
 class NoPipelineError(ValueError):
@@ -54,11 +67,36 @@ class _Counted:
     tensors: int
 
 
-def schedule_of(messages: Messages, layout: Layout) -> Schedule:
-    """Return the schedule; raise ``NoPipelineError`` where nothing comes back."""
+def schedule_of(messages: Messages, layout: Layout, told: Told | None = None) -> Schedule:
+    """Return the schedule, from messages and what recording tells; ``NoPipelineError`` where nothing comes back."""
     forward, back = _boundaries(messages, layout)
     if not any(each.sends for each in back):
         raise NoPipelineError("messages go one way only, no gradients come back")
+    if told is not None and told.name is not None:
+        return Schedule(name=told.name, microbatches=told.microbatches, virtual_stages=told.virtual_stages)
+    found = _from_messages(messages, layout, forward, back)
+    return _checked(found, told) if told is not None else found
+
+
+def _checked(found: Schedule, told: Told) -> Schedule:
+    """Return what messages tell, where recording does not tell of another one that they look like."""
+    of_torch = CALLED.get(told.schedule)
+    if not found.has_formula or of_torch == found.name:
+        return found
+    numbers = told.microbatches, told.virtual_stages
+    if of_torch is None and told.schedule not in OTHERS and numbers == (found.microbatches, found.virtual_stages):
+        return found  # somebody's own class, whose messages are those of a schedule that is known
+    return Schedule(
+        name=UNKNOWN,
+        why_unknown=f"it runs {told.schedule}, whose messages look like those of {found.name}",
+        microbatches=numbers[0],
+        virtual_stages=numbers[1],
+    )
+
+
+def _from_messages(
+    messages: Messages, layout: Layout, forward: Sequence[Exchange], back: Sequence[Exchange]
+) -> Schedule:
     if min(each.agreeing for each in (*forward, *back)) < AGREEING:
         return _unknown("the number of messages changes from step to step")
     counts = {(there.sends, here.sends) for there, here in zip(forward, back, strict=True)}
@@ -85,9 +123,17 @@ def _counted(
 ) -> _Counted | Schedule:
     """Return the numbers of a schedule, or why they are unknown."""
     backwards = {messages.backwards.get(rank, 0) for chain in layout.chains for rank in chain}
-    if len(backwards) > 1:
-        return _unknown("the stages run different numbers of backwards")
-    passes, sent = backwards.pop(), forward[0].sends
+    if len(backwards) > 1 or (messages.forwards and not any(backwards)):
+        seen = "ranks run different numbers of whole backwards" if any(backwards) else "no whole backward was seen"
+        return _unknown(f"{seen}, as with schedules that split them (zero bubble)")
+    return _of_passes(messages, layout, forward, back, backwards.pop())
+
+
+def _of_passes(
+    messages: Messages, layout: Layout, forward: Sequence[Exchange], back: Sequence[Exchange], passes: int
+) -> _Counted | Schedule:
+    """Return the numbers of a schedule whose ranks run so many backwards in a step."""
+    sent = forward[0].sends
     if layout.ring:
         return _in_ring(messages, layout, sent, passes)
     # Without virtual stages a rank has nothing to send back before its first backward.

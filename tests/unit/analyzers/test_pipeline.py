@@ -162,6 +162,98 @@ def test_a_schedule_that_cannot_be_told_is_unknown_for_a_reason(plan: Plan, why:
     assert why in pipeline_texts(found)[0]
 
 
+def with_schedule(logs: Logs, name: str, microbatches: int, stages: int) -> Logs:
+    """Let all ranks tell which schedule they run, as recording does."""
+    for rank in logs:
+        value = {"schedule": name, "microbatches": microbatches, "stages": stages}
+        rank.add(events.Decision(name=events.PIPELINE_SCHEDULE, value=value, time_ns=rank.now_ns))
+    return logs
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("ScheduleInterleavedZeroBubble", "interleaved zero bubble"),
+        ("ScheduleZBVZeroBubble", "ZBV zero bubble"),
+        ("ScheduleDualPipeV", "DualPipeV"),
+    ],
+)
+def test_a_schedule_that_splits_backwards_has_a_name_and_no_formula(kind: str, name: str, tmp_path: Path) -> None:
+    plan = Plan(stages=2, microbatches=4, schedule="interleaved", chunks=2)
+
+    found = performance(with_schedule(pipeline(plan), kind, 4, 2).load(tmp_path))["pipeline"]
+
+    assert (found["schedule"], found["why_unknown"]) == (name, None)
+    assert (found["microbatches"], found["virtual_stages"]) == (4, 2)
+    assert found["bubble"]["measured"] > 0
+    assert (found["bubble"]["formula"], found["bubble"]["excess"], found["with_more_microbatches"]) == (None, None, [])
+    assert f"{name}, 4 micro-batches, 2 stages a rank: its stages stand idle for" in pipeline_texts(found)[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "microbatches", "name"),
+    [
+        ("Schedule1F1B", 8, "1F1B"),
+        ("MyOneByOne", 8, "1F1B"),
+        ("MySplit", 4, "unknown"),
+        ("ScheduleGPipe", 8, "unknown"),
+    ],
+)
+def test_a_schedule_is_not_named_after_messages_that_only_look_alike(
+    kind: str, microbatches: int, name: str, tmp_path: Path
+) -> None:
+    found = performance(with_schedule(pipeline(Plan()), kind, microbatches, 1).load(tmp_path))["pipeline"]
+
+    assert found["schedule"] == name
+    if name == "unknown":
+        assert found["why_unknown"] == f"it runs {kind}, whose messages look like those of 1F1B"
+        assert found["bubble"]["formula"] is None
+
+
+@pytest.mark.parametrize("whole_of", [(), (0,)])
+def test_backwards_that_are_split_are_no_schedule_that_is_known(whole_of: tuple[int, ...], tmp_path: Path) -> None:
+    logs = pipeline(Plan(stages=2, microbatches=4, steps=14))
+    for rank in logs:
+        if rank.rank not in whole_of:
+            rank.records = [_without_backwards(record) for record in rank.records]
+        rank.records = [
+            msgspec.structs.replace(record, forwards=1) if isinstance(record, events.Step) else record
+            for record in rank.records
+        ]
+
+    found = performance(logs.load(tmp_path))["pipeline"]
+
+    assert (found["schedule"], found["bubble"]["formula"]) == ("unknown", None)
+    assert "as with schedules that split them (zero bubble)" in found["why_unknown"]
+
+
+# ---- messages beside a pipeline -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("names", [("mesh_pp", "mesh_cp"), ("pipeline", "ring"), ("stages", "sequence")])
+@pytest.mark.parametrize(("stages", "copies"), [(2, 2), (4, 2), (2, 3)])
+def test_rings_beside_a_pipeline_are_no_stages(
+    names: tuple[str, str], stages: int, copies: int, tmp_path: Path
+) -> None:
+    plan = Plan(stages=stages, microbatches=8, copies=copies, rings=names, steps=12)
+
+    report = reported(plan, tmp_path)
+
+    found = report.performance["pipeline"]
+    assert (found["schedule"], found["stages"], found["copies"]) == ("1F1B", stages, copies)
+    assert [each["ranks"] for each in found["per_stage"]] == [
+        list(range(stage * copies, (stage + 1) * copies)) for stage in range(stages)
+    ]
+    assert found["bubble"]["measured"] == pytest.approx(found["bubble"]["formula"], abs=0.02)
+    assert report.findings == ()
+
+
+def test_a_longer_last_stage_is_named_beside_rings(tmp_path: Path) -> None:
+    plan = Plan(stages=4, microbatches=8, copies=2, rings=("mesh_pp", "mesh_cp"), heavy=1.6)
+
+    (finding,) = reported(plan, tmp_path).findings
+
+    assert (finding.name, finding.culprits, finding.cause) == ("stage-imbalance", (6, 7), "last-stage")
+
+
 def exchanging(pairs: list[tuple[int, int]], ranks: int) -> Logs:
     """Ranks that send to others in each step."""
     logs = Logs(world_size=ranks)
