@@ -45,8 +45,14 @@ def ledger_of(
     kept = _warm(steps)
     joined = kept.left_join(held, ["rank", "step"]).drop("rank_right", "step_right")
     frame = engine.frame(joined.order_by("rank", "step"))
-    frame = frame.merge(pauses, on=["rank", "step"], how="left").merge(batches, on=["rank", "step"], how="left")
-    return _exclusive(_with_batches(frame))
+    return _exclusive(_with_batches(_with(_with(frame, pauses), batches)))
+
+
+def _with(frame: pd.DataFrame, more: pd.DataFrame) -> pd.DataFrame:
+    """Add what only some ranks and steps have; a merge with nothing would still look all keys up."""
+    if more.empty:
+        return frame.assign(**{name: np.nan for name in more.columns if name not in ("rank", "step")})
+    return frame.merge(more, on=["rank", "step"], how="left")
 
 
 def _with_batches(frame: pd.DataFrame) -> pd.DataFrame:

@@ -34,7 +34,11 @@ PROCESSOR = ("cpu_ns", "queued_ns")
 """How long the process had a processor, and how long its main thread waited for one."""
 RECEIVES = ("recv", "recv_any_source", "irecv")
 _OF_CALLS = ("call", "signature", "seq", "step", "backwards", "phase", "start_ns")
-_OF_ENDS = ("end_ns", "wait_start_ns", "arrive_ns", "duration_ns", "clock", "failed")
+_OF_ENDS = ("end_ns", "wait_start_ns", "clock", "failed")
+POLLED, WAITED, FAILED = range(3)
+"""How a call ended; of several records of one end the highest counts."""
+PLACES = 8
+"""More than there are phases."""
 _ALONE = 1 << 40
 """Keys of messages whose other side nobody knows lie beyond those of all pairs."""
 
@@ -117,28 +121,35 @@ def _kinds(calls: pd.DataFrame) -> tuple[Any, pd.DataFrame]:
 
 # ---- whole logs -----------------------------------------------------------------------------------------------------
 def _from_logs(run: Run) -> Tables:
+    steps = run.engine.materialised(steps_in_logs(run))
+    run.engine.let_go(run.files)
     signatures, kinds = _signatures_in_logs(run)
-    calls = _ended(run).join(run.engine.memory(signatures), ["rank", "signature"])
-    start = ibis.greatest(calls.start_ns, calls.arrive_ns.fill_null(0))
-    measured = calls.duration_ns.notnull() & calls.arrive_ns.notnull()
-    begun = ibis.ifelse(calls.waited, ibis.greatest(start, calls.wait_ns.fill_null(0)), start)
+    timed = not set(kinds["device"]) <= {"cpu"}
+    calls = _ended(run, timed=timed).join(run.engine.memory(signatures), ["rank", "signature"])
+    start, end = calls.start_ns, calls.end_ns
+    if timed:
+        start = ibis.greatest(calls.start_ns, calls.arrive_ns.fill_null(0))
+        measured = calls.duration_ns.notnull() & calls.arrive_ns.notnull()
+        end = ibis.ifelse(measured, start + calls.duration_ns, calls.end_ns)
+    begun = ibis.ifelse(calls.ending == WAITED, ibis.greatest(start, calls.wait_ns.fill_null(0)), start)
+    phase = calls.place % PLACES
     table = calls.select(
         "call",
         "group",
         "seq",
         "step",
         "kind",
-        "waited",
         "p2p",
         "receives",
         "peer",
-        "phase",
         rank=calls["rank"].cast("int32"),
-        backwards=calls.backwards.cast("int32"),
-        own_thread=calls.main | (calls.phase == PHASES["backward"]),
+        backwards=calls.place - phase,
+        phase=phase.cast("int8"),
+        waited=calls.ending == WAITED,
+        own_thread=calls.main | (phase == PHASES["backward"]),
         start_ns=start + calls.offset_ns,
         begun_ns=begun + calls.offset_ns,
-        end_ns=ibis.ifelse(measured, start + calls.duration_ns, calls.end_ns) + calls.offset_ns,
+        end_ns=end + calls.offset_ns,
     )
     messages = bool(signatures["p2p"].any())
     if not messages:
@@ -146,32 +157,32 @@ def _from_logs(run: Run) -> Tables:
     kept = run.engine.materialised(table)
     return Tables(
         calls=_paired(kept, max(run.ranks, default=0) + 1, messages=True) if messages else kept,
-        steps=run.engine.materialised(steps_in_logs(run)),
+        steps=steps,
         kinds=kinds,
         first_calls=_first_calls(kept),
     )
 
 
-def _ended(run: Run) -> ibis.Table:
+def _ended(run: Run, *, timed: bool) -> ibis.Table:
     """Return one row per call that ended well, from one pass over calls and ends: rank, call and what both say of it.
 
-    Grouping them brings both sides together and, where an end was told several times, these, too.
+    Grouping them brings both sides together and, where an end was told several times, these, too. What it costs grows
+    with the columns: backwards and phase come in one (``place``), as do the ways of ending, and times of devices only
+    where the run is ``timed`` by them.
     """
-    both = run.table("call", "done", only=(*_OF_CALLS, *_OF_ENDS))
+    times = ("arrive_ns", "duration_ns") if timed else ()
+    both = run.table("call", "done", only=(*_OF_CALLS, *_OF_ENDS, *times))
+    phase = both.phase.cases(*PHASES.items(), else_=0)
     both = both.mutate(
-        phase=both.phase.cases(*PHASES.items(), else_=0).cast("int8"),
-        waited=both.clock != "poll",
+        place=both.backwards * PLACES + phase,
+        ending=ibis.cases((both.failed, FAILED), (both.clock != "poll", WAITED), else_=POLLED).cast("int8"),
     )
     calls = both.group_by("rank", "call").agg(
-        **{name: both[name].max() for name in _OF_CALLS if name != "call"},
-        end_ns=both.end_ns.min(),
+        **{name: both[name].max() for name in ("signature", "seq", "step", "place", "start_ns", "ending")},
+        **{name: both[name].min() for name in ("end_ns", *times)},
         wait_ns=both.wait_start_ns.min(),
-        arrive_ns=both.arrive_ns.min(),
-        duration_ns=both.duration_ns.min(),
-        waited=both.waited.any(),
-        failed=both.failed.any(),
     )
-    return calls.filter(calls.signature.notnull() & calls.end_ns.notnull() & ~calls.failed)
+    return calls.filter(calls.signature.notnull() & calls.end_ns.notnull() & (calls.ending != FAILED))
 
 
 def steps_in_logs(run: Run) -> ibis.Table:

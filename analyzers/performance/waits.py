@@ -150,12 +150,12 @@ def passed_on(engine: Engine, waits: ibis.Table, noise_ns: float) -> pd.DataFram
 def _links(engine: Engine, waits: ibis.Table, noise_ns: float) -> ibis.Table:
     """Return per collective whose last rank had waited before: group, seq, waiting_ns, last, the rank that it waited
     for (source) and in which collective (next_group, next_seq)."""
-    late = waits.group_by("group", "seq").agg(
-        waiting_ns=waits.waiting_ns.sum(), longest_ns=waits.waiting_ns.max(), last=waits.last_rank.max()
+    long = waits.filter(waits.waiting_ns > noise_ns).select("group", "seq").distinct()
+    members = engine.materialised(waits.semi_join(long, ["group", "seq"]))
+    late = members.group_by("group", "seq").agg(
+        waiting_ns=members.waiting_ns.sum(), longest_ns=members.waiting_ns.max(), last=members.last_rank.max()
     )
-    late = engine.materialised(late.filter(late.longest_ns > noise_ns))
-    steps = waits.semi_join(late, ["group", "seq"]).select("rank", "step").distinct()
-    near = waits.semi_join(steps, ["rank", "step"])
+    near = waits.semi_join(members.select("rank", "step").distinct(), ["rank", "step"])
     earlier = ibis.window(group_by=["rank", "step"], order_by=["begun_ns", "call"], preceding=(None, 1))
     known = ibis.struct({"group": near.group, "seq": near.seq, "last": near.last_rank})
     near = near.mutate(

@@ -44,7 +44,7 @@ _IN_MEMORY = {
 BULK: tuple[type[events.Event], ...] = (events.Call, events.Done)
 """The kinds that make up nearly all of a log; all others are few enough to be decoded one by one, and to be copied."""
 
-MEMORY = "2GB"
+MEMORY = "2500MB"
 """What the database keeps in memory; the rest of results that are kept lies in its temporary folder."""
 
 
@@ -57,6 +57,7 @@ class Engine:
         self._spooled: Path | None = None
         self._database: Any = None
         self._few: dict[tuple[Path, ...], str] = {}
+        self._let_go: set[tuple[Path, ...]] = set()
         self._starting = threading.Lock()
 
     @property
@@ -100,19 +101,32 @@ class Engine:
     def _lines_with(self, files: Sequence[Path], kind: Kinds) -> str:
         """Return what to select lines from: the files or, where kinds are few, a copy of all lines of such kinds.
 
-        The copy is made once: a pass over a run asks for several of them.
+        The copies are made once: a pass over a run asks for several kinds. That of steps, the longest lines by far,
+        stands apart from the others, and can be let go.
         """
         if not set(BULK).isdisjoint(sql.kinds_of(kind)):
             return sql.lines_of(files)
         known = self._few.get(tuple(files))
         if known is None:
             known = self._few[tuple(files)] = f"few_{next(self._names)}"
-            with readable():
-                self._ibis.raw_sql(
-                    f"CREATE TEMP TABLE {known} AS SELECT file_index, json FROM {sql.lines_of(files)} "
-                    f"WHERE json IS NOT NULL AND NOT ({sql.is_of_kinds(BULK)})"
-                )
-        return known
+            self._keep(
+                f"{known}_all", f"{sql.lines_of(files)} WHERE json IS NOT NULL AND NOT ({sql.is_of_kinds(BULK)})"
+            )
+            self._keep(known, f"{known}_all WHERE NOT ({sql.is_of_kinds((events.Step,))})")
+        if events.Step not in sql.kinds_of(kind):
+            return known
+        return sql.lines_of(files) if tuple(files) in self._let_go else f"{known}_all"
+
+    def _keep(self, name: str, lines: str) -> None:
+        with readable():
+            self._ibis.raw_sql(f"CREATE TEMP TABLE {name} AS SELECT file_index, json FROM {lines}")
+
+    def let_go(self, files: Sequence[Path]) -> None:
+        """Drop the copy of the lines of steps, from which no table is made any more; others read the files again."""
+        known = self._few.get(tuple(files))
+        if known is not None and tuple(files) not in self._let_go:
+            self._let_go.add(tuple(files))
+            self._ibis.raw_sql(f"DROP TABLE {known}_all")
 
     def memory(self, frame: pd.DataFrame) -> ibis.Table:
         """Return a frame of numbers, truth values and texts as a table."""

@@ -56,6 +56,32 @@ def test_rows_name_the_file_they_stand_in(tmp_path: Path) -> None:
     assert [(row[FILE], row["time_ns"]) for row in found] == [(number, number) for number in range(9)]
 
 
+def test_several_kinds_are_one_table(tmp_path: Path) -> None:
+    call = events.Call(call=3, signature=1, seq=2, step=0, start_ns=5, chain=0)
+    log = written(tmp_path, call, events.Done(call=3, end_ns=7, clock="poll"), events.Pulse(time_ns=1, step=2))
+    engine = Engine()
+
+    table = engine.read([log], (events.Call, events.Done), ("call", "seq", "end_ns", "backwards"))
+
+    found = engine.frame(table.order_by("seq")).astype("object").where(lambda frame: frame.notna(), None)
+    assert found.to_dict("records") == [
+        {FILE: 0, "call": 3, "seq": 2, "backwards": 0, "end_ns": None},
+        {FILE: 0, "call": 3, "seq": None, "backwards": 0, "end_ns": 7},
+    ]
+
+
+def test_steps_are_read_again_when_their_lines_were_let_go(tmp_path: Path) -> None:
+    files = [written(tmp_path, events.Step(step=4), events.Pulse(time_ns=1, step=4))]
+    engine = Engine()
+
+    before = rows(engine, files, events.Step)
+    engine.let_go(files)
+
+    assert [row["step"] for row in before] == [4]
+    assert rows(engine, files, events.Step) == before
+    assert [row["time_ns"] for row in rows(engine, files, events.Pulse)] == [1]
+
+
 def test_a_file_that_went_away_is_an_error_with_a_hint(tmp_path: Path) -> None:
     engine = Engine()
 

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from distdiag import events
+from distdiag.analyzers.performance import waits
+from distdiag.analyzers.performance.tables import tables_of
 from distdiag.analyzers.summary.performance import performance
 from distdiag.run import Run
 from tests.logs import Logs
@@ -99,6 +101,33 @@ def test_whole_logs_give_the_same_as_frames(tmp_path: Path, clock: str) -> None:
     run = logs.load(tmp_path)
 
     assert performance(from_logs(run), whole=True) == performance(run)
+
+
+def test_times_and_ranks_that_one_integer_cannot_hold_give_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = job(slow=0.03)
+    expected = performance(logs.load(tmp_path / "short"))
+    monkeypatch.setattr(waits, "LARGEST", 0)
+
+    assert performance(logs.load(tmp_path / "long")) == expected
+
+
+def test_a_failed_call_and_one_whose_end_was_told_twice_are_read_from_whole_logs(tmp_path: Path) -> None:
+    logs = job(slow=0.03, clock="poll")
+    for rank in logs:
+        again = next(record for record in rank.records if isinstance(record, events.Done) and record.call == 8)
+        rank.add(events.Done(call=8, end_ns=again.end_ns + 1_000_000, clock="wait"))
+        rank.add(events.Done(call=9, end_ns=again.end_ns, clock="wait", failed=True, error="gone"))
+    run = logs.load(tmp_path)
+
+    found = tables_of(from_logs(run), whole=True)
+
+    rows = run.engine.frame(found.calls.filter(found.calls["rank"] == 0)).to_dict("records")
+    calls = {row["call"]: row for row in rows}
+    assert sorted(set(range(1, 13)) - set(calls)) == [9]
+    assert [calls[number]["waited"] for number in (7, 8)] == [False, True]
+    assert calls[8]["end_ns"] - calls[7]["end_ns"] == pytest.approx(STEP_SECONDS * 1e9)
 
 
 def test_steps_whose_calls_are_lost_do_not_count(tmp_path: Path) -> None:
