@@ -1,5 +1,6 @@
 """Process groups as their members record them, and where the calls of members part."""
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -15,7 +16,8 @@ HEADS_KEPT = 4096
 class Side(NamedTuple):
     """Ranks whose calls of a group are the same up to and including one number."""
 
-    op: str
+    call: str
+    """``all_reduce of 4 float32`` and the like."""
     ranks: tuple[int, ...]
 
 
@@ -39,9 +41,9 @@ class Parting:
 @dataclass(slots=True)
 class _Head:
     chain: int
-    op: str
+    signature: events.Signature
     ranks: list[int]
-    others: dict[int, tuple[str, list[int]]] = field(default_factory=dict)
+    others: dict[int, tuple[events.Signature, list[int]]] = field(default_factory=dict)
 
 
 class GroupState:
@@ -69,7 +71,7 @@ class GroupState:
         """Return the name that people know."""
         return self.description if self.description not in ("", "undefined") else self.name
 
-    def note(self, rank: int, seq: int, chain: int, op: str) -> None:
+    def note(self, rank: int, seq: int, chain: int, signature: events.Signature) -> None:
         """Take a rank's call into account."""
         if seq > self.newest:
             self.newest = seq
@@ -80,7 +82,7 @@ class GroupState:
             return
         head = self._heads.get(seq)
         if head is None:
-            self._heads[seq] = _Head(chain, op, [rank])
+            self._heads[seq] = _Head(chain, signature, [rank])
             if len(self._heads) > HEADS_KEPT:
                 self._heads.popitem(last=False)
         elif head.chain == chain:
@@ -89,16 +91,21 @@ class GroupState:
                 del self._heads[seq]
         else:
             self._parted_at = self._parted_at or seq
-            head.others.setdefault(chain, (op, []))[1].append(rank)
+            head.others.setdefault(chain, (signature, []))[1].append(rank)
 
     def parting(self) -> Parting | None:
         """Return where the members parted, None as long as their calls agree."""
         head = self._heads.get(self._parted_at) if self._parted_at else None
         if head is None:
             return None
-        sides = [Side(head.op, tuple(sorted(head.ranks)))]
-        sides += [Side(op, tuple(sorted(ranks))) for op, ranks in head.others.values()]
+        known = [(head.signature, head.ranks), *head.others.values()]
+        sides = [Side(_in_words(signature), tuple(sorted(ranks))) for signature, ranks in known]
         return Parting(seq=self._parted_at, sides=tuple(sorted(sides, key=lambda side: (-len(side.ranks), side.ranks))))
+
+
+def _in_words(signature: events.Signature) -> str:
+    size = sum(map(math.prod, signature.shapes))
+    return f"{signature.op} of {size} {signature.dtype}" if size and signature.dtype else signature.op
 
 
 class Groups:

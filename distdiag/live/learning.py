@@ -10,6 +10,8 @@ MEMORY_EVERY_NS = 2_000_000_000
 """A trend of memory needs no more samples than that."""
 KEPT_APART_NS = 50_000_000
 """Steps that follow one another faster are not all kept."""
+POLLED = "poll"
+"""The clock of an end that nobody waited for."""
 ORDERLY = frozenset({"SystemExit", "KeyboardInterrupt"})
 """Exceptions that end a process by somebody's wish."""
 
@@ -60,8 +62,9 @@ def _take_call(state: RankState, call: events.Call) -> None:
     if call.start_ns > state.progress_ns:
         state.last_ns = state.progress_ns = call.start_ns
     state.started = True
-    if not state.open_calls:
-        state.busy_since_ns = call.start_ns
+    if state.held_since_ns is not None:
+        _count_busy(state, state.held_since_ns, call.start_ns)
+    state.held_since_ns = call.start_ns
     state.open_calls[call.call] = call
     if len(state.open_calls) > OPEN_CALLS_KEPT:
         del state.open_calls[next(iter(state.open_calls))]
@@ -77,7 +80,7 @@ def _count(state: RankState, call: events.Call, signature: events.Signature) -> 
     state.sequences[signature.group] = call.seq
     group = state.groups.of(state.rank, signature.group)
     if group is not None:
-        group.note(state.rank, call.seq, call.chain, signature.op)
+        group.note(state.rank, call.seq, call.chain, signature)
 
 
 def _take_done(state: RankState, done: events.Done) -> None:
@@ -86,9 +89,23 @@ def _take_done(state: RankState, done: events.Done) -> None:
         return
     if done.failed:
         state.failed_call = call
-    if not state.open_calls and state.busy_since_ns is not None:
-        state.busy_ns += max(done.end_ns - state.busy_since_ns, 0)
-        state.busy_since_ns = None
+    newest = state.last_call is call
+    if newest or done.clock != POLLED:
+        _count_busy(state, max(call.start_ns, done.wait_start_ns or 0), done.end_ns)
+    if newest:
+        state.held_since_ns = None
+
+
+def _count_busy(state: RankState, since_ns: int, until_ns: int) -> None:
+    """Count time in which calls held a rank up.
+
+    These are the waits, and of calls that nobody waits for by name the newest one: a rank that issues another call
+    was not held by the one before, however long that goes on in the background.
+    """
+    since_ns = max(since_ns, state.busy_until_ns)
+    if until_ns > since_ns:
+        state.busy_ns += until_ns - since_ns
+        state.busy_until_ns = until_ns
 
 
 def _take_step(state: RankState, step: events.Step) -> None:
@@ -132,10 +149,9 @@ def _add(state: RankState, name: str, sums: dict[str, int]) -> None:
 def _own_ns(state: RankState, step: events.Step, duration: int) -> int | None:
     """Return what of a step was spent outside operations, and begin to count anew."""
     end = step.end_ns or 0
+    if state.held_since_ns is not None:
+        _count_busy(state, state.held_since_ns, end)
     busy, state.busy_ns = state.busy_ns, 0
-    if state.busy_since_ns is not None:
-        busy += max(end - state.busy_since_ns, 0)
-        state.busy_since_ns = max(end, state.busy_since_ns)
     issued = state.last_call.call if state.last_call else 0
     return max(duration - busy, 0) if issued >= (step.calls or 0) else None
 

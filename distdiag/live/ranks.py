@@ -56,11 +56,11 @@ class RankState:
     """One process. Times are nanoseconds of its own monotonic clock, ``offset_ns`` maps them to wall time."""
 
     __slots__ = (
-        "activity", "activity_since_ns", "arrived", "attempt", "batch_since_ns", "busy_ns", "busy_since_ns",
-        "cpu_at", "cpu_share", "died", "ended", "facts", "failed_call", "found_left", "groups", "header", "last_call",
-        "last_ns", "limit_seconds", "longest_ns", "memory", "open_calls", "path", "paths", "phase", "phases",
-        "progress_ns", "pulse_calls", "raised", "rank", "sequences", "signatures", "spent", "stack", "started", "step",
-        "steps", "steps_seen", "tokens", "waiting",
+        "activity", "activity_since_ns", "arrived", "attempt", "batch_since_ns", "busy_ns", "busy_until_ns", "cpu_at",
+        "cpu_share", "died", "ended", "facts", "failed_call", "found_left", "groups", "header", "held_since_ns",
+        "last_call", "last_ns", "limit_seconds", "longest_ns", "memory", "open_calls", "path", "paths", "phase",
+        "phases", "progress_ns", "pulse_calls", "raised", "rank", "sequences", "signatures", "spent", "stack",
+        "started", "step", "steps", "steps_seen", "tokens", "waiting",
     )  # fmt: skip
 
     def __init__(self, rank: int, header: events.Header, groups: Groups) -> None:
@@ -94,10 +94,12 @@ class RankState:
         self.paths: dict[int, list[str]] = {}
         self.signatures: dict[int, events.Signature] = {}
         self.open_calls: dict[int, events.Call] = {}
-        self.busy_since_ns: int | None = None
-        """Since when there has always been an open call."""
+        self.held_since_ns: int | None = None
+        """Since when the newest call may hold it up; None where that has ended."""
         self.busy_ns = 0
-        """Time in this step, up to that moment, in which there was an open call."""
+        """Time in this step in which calls held it up."""
+        self.busy_until_ns = 0
+        """The end of what is counted so far: what overlaps counts once."""
         self.last_call: events.Call | None = None
         self.sequences: dict[str, int] = {}
         """Number of the last collective in each group, by the group's name."""

@@ -31,7 +31,7 @@ def divergences(job: Job) -> Iterator[Condition]:
         parting = group.parting()
         if parting is None:
             continue
-        sides = [f"{named(side.ranks)} issued {side.op}" for side in parting.sides]
+        sides = [f"{named(side.ranks)} issued {side.call}" for side in parting.sides]
         yield Condition(
             kind=Kind.DIVERGENCE,
             incident=f"divergence {group.name} {parting.seq}",

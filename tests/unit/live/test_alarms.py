@@ -210,7 +210,17 @@ def test_divergence_is_told_before_anything_hangs(tmp_path: Path) -> None:
     assert alarm.kind == Kind.DIVERGENCE
     assert alarm.condition.ranks == (1,)
     assert "call 4 of group default_pg" in alarm.condition.summary
-    assert "rank 1 issued broadcast" in alarm.condition.summary
+    assert "ranks 0,2 issued all_reduce of 4 float32, rank 1 issued broadcast of 4 float32" in alarm.condition.summary
+
+
+def test_calls_of_one_name_that_differ_are_told_by_their_sizes_and_types(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, world_size=3)
+    for log in watched.logs:
+        log.all_reduce(shape=(2, 3), dtype="int32" if log.rank == 1 else "float32")
+
+    (alarm,) = raised(watched.look())
+
+    assert "rank 1 issued all_reduce of 6 int32" in alarm.condition.summary
 
 
 def test_two_ranks_that_part_are_both_shown_and_none_is_named(tmp_path: Path) -> None:
@@ -307,6 +317,25 @@ def test_slow_rank_of_a_fast_job_is_named_too(tmp_path: Path) -> None:
     (alarm,) = alarms
     assert alarm.condition.ranks == (1,)
     assert watched.watch.job.progress().steps_per_second == pytest.approx(1 / 0.0056, rel=0.1)
+
+
+def test_calls_that_go_on_in_the_background_hold_nobody_up(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, world_size=3)
+    pending = {0: 0, 1: 0, 2: 0}
+
+    for _ in range(250):
+        for log in watched.logs:
+            log.at(watched.seconds)
+            if pending[log.rank]:
+                log.done(pending[log.rank], clock="poll")
+            pending[log.rank] = log.all_reduce("train.py:8 metric", pending=True)
+            if log.rank == 1:  # the last to issue it: nobody is waited for
+                log.done(pending[1], clock="poll")
+                pending[1] = 0
+            log.all_reduce("train.py:9 going", seconds=0.0)
+        watched.train(steps=1)
+
+    assert raised(watched.look_twice()) == []
 
 
 def test_noise_and_moving_load_are_no_straggler(tmp_path: Path) -> None:
