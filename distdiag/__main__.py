@@ -4,6 +4,7 @@
 so it is told apart here, before they are imported.
 """
 
+import gc
 import sys
 
 
@@ -16,7 +17,10 @@ def main() -> None:
     else:
         from distdiag import cli
 
-        cli.main()
+        try:
+            cli.main()
+        finally:
+            gc.freeze()  # what was read goes with the process: nobody need look through it for cycles first
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from distdiag.collecting import without_collecting
 from distdiag.commands import _options
 from distdiag.errors import DistdiagError
 from distdiag.reporters import DRAWING, REPORTERS, Reporter
@@ -49,10 +50,11 @@ def analyze(
     engine: str = _options.EMBEDDED,
 ) -> int:
     """Analyse ``logs``, render the report and return the exit code that says whether the run was healthy."""
-    loading = _begin(logs, engine)
-    from distdiag.analyzers import diagnose  # takes long, also because of pandas: other processors read meanwhile
+    with without_collecting():
+        loading = _begin(logs, engine)
+        from distdiag.analyzers import diagnose  # takes long, also because of pandas: other processors read meanwhile
 
-    run = loading()
+        run = loading()
     report = diagnose(run)
     if pictured:
         report = _with_pictures(run, report)

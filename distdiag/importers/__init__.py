@@ -11,12 +11,14 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from distdiag import run
+from distdiag.collecting import without_collecting
+from distdiag.deferred import deferred
 from distdiag.engine.packs import Manifest, Told, manifest_of
 from distdiag.errors import DistdiagError
-from distdiag.importers import flight_recorder, op_tables, profiler, stacks, stderr
-from distdiag.importers._collecting import without_collecting
+from distdiag.importers import flight_recorder, op_tables, profiler
 from distdiag.importers._contract import Imported, Importer, Measured, TableImporter
 from distdiag.importers._merging import held, merged
 from distdiag.importers._sorting import Sorted, sorted_files
@@ -26,7 +28,14 @@ from distdiag.run.packing import pack as write
 
 __all__ = ["IMPORTERS", "TABLES", "Imported", "Importer", "Measured", "TableImporter", "begin", "load", "pack"]
 
-IMPORTERS: tuple[Importer, ...] = (flight_recorder, stacks, stderr)
+if TYPE_CHECKING:
+    from distdiag.importers import stacks as _stacks
+    from distdiag.importers import stderr as _stderr
+else:
+    # Asked last, and what they look for takes long to be made ready. Imports of the modules would rebind their names.
+    _stacks, _stderr = deferred("distdiag.importers.stacks"), deferred("distdiag.importers.stderr")
+
+IMPORTERS: tuple[Importer, ...] = (flight_recorder, _stacks, _stderr)
 """In the order of trust: where two sources tell the calls of one rank, the first one's are taken."""
 
 
@@ -108,7 +117,7 @@ def _records(path: Path, files: Sorted, imported: Sequence[Imported], notes: tup
             )
         return run.load(path)
     if not imported and not files.own:
-        if set(files.foreign) == {stderr}:
+        if set(files.foreign) == {_stderr}:
             raise DistdiagError(
                 f"nothing in {path} tells of a failure",
                 "what a job prints tells something only where it failed; recording tells more: distdiag run train.py",
