@@ -4,24 +4,19 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.commandline import distdiag
+
 SAMPLE = Path(__file__).parents[2] / "sample_logs" / "data-loader-stuck"
 OTHER = SAMPLE.with_name("healthy")
-CAP_SECONDS = 60
 
 
 def analyze(logs: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "distdiag", "analyze", str(logs), "--format", "json"],
-        capture_output=True,
-        text=True,
-        timeout=CAP_SECONDS,
-    )
+    return distdiag("analyze", logs, "--format", "json")
 
 
 def sample(directory: Path) -> Path:

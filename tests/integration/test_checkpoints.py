@@ -17,6 +17,7 @@ import torch
 from distdiag.analyzers import diagnose
 from distdiag.checkpoints import Verification, verify
 from distdiag.run import load
+from tests import commandline
 from tests.checkpoints import INJURIES, WORLD_SIZE, Injury, forget_hashes, saved
 from tests.ranks import launch
 
@@ -99,7 +100,7 @@ def test_logs_of_the_run_hold_the_hashes_too(injury: Injury, checkpoints: Path, 
     forget_hashes(copies / injury.of)
     injury.harm(copies / injury.of)
 
-    done = distdiag("verify", str(copies / injury.of), "--logs", str(checkpoints / "logs"))
+    done = commandline.distdiag("checkpoint", "verify", copies / injury.of, "--logs", checkpoints / "logs")
 
     assert done.returncode == 1, done.stderr
     assert "is not what the run's logs say was written" in done.stdout
