@@ -22,7 +22,7 @@ from distdiag.analyzers.investigation import investigate
 from distdiag.analyzers.investigation.advice import advice_on
 from distdiag.analyzers.investigation.hearsay import hearsay
 from distdiag.analyzers.investigation.incident import Absence, Incident, Unexplained
-from distdiag.analyzers.investigation.sources import in_words, only_text
+from distdiag.analyzers.investigation.sources import in_words, only_text, unread
 from distdiag.analyzers.performance.job import KINDS
 from distdiag.analyzers.performance.what_if import why_not
 from distdiag.analyzers.summary.positions import newest_by_rank
@@ -42,7 +42,7 @@ TOO_MANY_UNKNOWN = 0.01
 def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding for each way in which the logs contradict themselves or say too little."""
     for incident in investigate(run).named(NAME):
-        untold = _untold(incident)
+        untold = _untold(run, incident)
         yield incident.finding(CODE, untold, (*advice_on(untold), _ASK_FOR))
     yield from _hearsay(run)
     yield from _doubled(run)
@@ -75,14 +75,14 @@ def of_failures(failures: Mapping[str, str]) -> Finding:
     )
 
 
-def _untold(incident: Incident) -> str:
+def _untold(run: Run, incident: Incident) -> str:
     basis = incident.basis
     if isinstance(basis, Absence):
         waiters, unknown = sorted(basis.wait.waiters), sorted(basis.wait.unknown)
         return (
             f"{named(waiters)} {verb(waiters, 'waits', 'wait')} in {incident.operation}{incident.at_step}, "
-            f"and {named(unknown)} left no log\n"
-            f"Every rank with a log came; whether {named(unknown)} did is what these logs cannot say."
+            f"and {unread(run, unknown)}\n"
+            f"Every other rank came; whether {named(unknown)} did is what these logs cannot say."
         )
     reason = basis.reason if isinstance(basis, Unexplained) else incident.operation
     return f"these logs do not say what happened: {reason}"

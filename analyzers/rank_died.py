@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from distdiag.analyzers._wording import named, verb
 from distdiag.analyzers.investigation import investigate
 from distdiag.analyzers.investigation.advice import advice_on
-from distdiag.analyzers.investigation.deaths import Death
+from distdiag.analyzers.investigation.deaths import NO_SIGNAL, Death
 from distdiag.analyzers.investigation.incident import Incident
 from distdiag.analyzers.investigation.paths import short
 from distdiag.findings import Finding
@@ -42,12 +42,18 @@ def _summary(incident: Incident, death: Death) -> str:
     site = f" ({short(death.site)})" if death.site is not None else ""
     what = {
         "exception": f"raised {first_line(death.what)}",
-        "killed": f"{verb(death.ranks or (0,), 'was', 'were')} killed by {death.what} without a word",
+        "killed": _killed(death),
         "aborted": f"aborted with {death.what}",
         "exited": f"left by {death.what}",
     }[death.cause]
     everybody = "all ranks, " if death.ranks and not incident.culprits else ""
     return f"{everybody}{who} {what}{incident.at_step}{site}\n{_others(incident, death)}."
+
+
+def _killed(death: Death) -> str:
+    if death.what == NO_SIGNAL:
+        return f"vanished without a word: {verb(death.ranks or (0,), 'its log ends', 'their logs end')} without an exit"
+    return f"{verb(death.ranks or (0,), 'was', 'were')} killed by {death.what} without a word"
 
 
 def _others(incident: Incident, death: Death) -> str:

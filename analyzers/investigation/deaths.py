@@ -25,6 +25,9 @@ PULSE_NS = 1 * SECOND_NS
 OUT_OF_MEMORY = "out-of-memory"
 EXIT, INTERPRETER = "exit", "interpreter"
 """Fault and place of the record of an orderly end."""
+KILLED = "killed"
+NO_SIGNAL = "its log ends without an exit"
+"""What is said of a process that ended without a word, where nothing tells of a signal."""
 ENDED = "end"
 """Fault of an imported text: a process that no rank is told of ended, as its launcher saw."""
 MEMORY_ERROR = re.compile(r"OutOfMemoryError|MemoryError|CUDA out of memory")
@@ -62,6 +65,10 @@ def deaths_of(run: Run, lives: Mapping[int, Life], blocked_since: Mapping[int, i
     registry = _Registry(run, lives, blocked_since)
     single = [death for life in lives.values() if (death := registry.of(life)) is not None]
     single += registry.unsigned()
+    # A log that was cut ends as that of a killed process does: its rank is named if no other can be.
+    cut = set(run.quality.cut_ranks)
+    sure = [death for death in single if not cut.intersection(death.ranks) or death.cause != KILLED]
+    single = sure or single
     first_timeout = registry.first_timeout_ns()
     timely = [d for d in single if first_timeout is None or d.time_ns <= first_timeout]
     alike: dict[tuple[str, str, str | None], list[Death]] = {}

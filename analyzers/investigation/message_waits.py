@@ -37,7 +37,7 @@ def message_waits(run: Run, blocked: pd.DataFrame) -> Iterator[Wait]:
         for (channel, number, sends), start, end, failed in zip(numbers.values(), *moments, strict=True)
         if channel is not None
     }
-    logged = frozenset(run.ranks)
+    logged = frozenset(run.ranks).difference(run.quality.cut_ranks)
     takes_any = {int(rank) for rank in calls[calls["op"] == ANY_SOURCE]["rank"]}
     for row in records(blocked):
         channel, number, sends = numbers[int(row.rank), int(row.call)]

@@ -2,7 +2,9 @@
 
 import re
 import weakref
+from collections.abc import Collection
 
+from distdiag.analyzers._wording import named, verb
 from distdiag.analyzers.investigation.rows import records
 from distdiag.findings import Confidence
 from distdiag.run import Run
@@ -39,6 +41,13 @@ def _own(run: Run) -> frozenset[int]:
 def unheard(run: Run) -> frozenset[int]:
     """Return the ranks of which foreign files hold nothing at all."""
     return frozenset(int(header.rank) for header in records(run.headers) if UNHEARD in (header.settings or {}))
+
+
+def unread(run: Run, ranks: Collection[int]) -> str:
+    """Return why nobody can say what ranks did: ``rank 3 left no log``, or only the beginning of one."""
+    if set(ranks) <= set(run.quality.cut_ranks):
+        return f"of {named(ranks)} only the beginning of {verb(ranks, 'its log', 'their logs')} is here"
+    return f"{named(ranks)} left no log"
 
 
 def tells_steps(run: Run) -> bool:

@@ -14,7 +14,7 @@ from distdiag.analyzers.investigation.paths import fork_line, shared_frames
 from distdiag.analyzers.investigation.scene import Scene
 from distdiag.analyzers.investigation.sizes import EXCHANGES
 from distdiag.analyzers.investigation.slips import slipped
-from distdiag.analyzers.investigation.sources import recorded
+from distdiag.analyzers.investigation.sources import recorded, unread
 from distdiag.analyzers.investigation.waitfor import Standstill, Wait, WaitKind, standstill
 from distdiag.events import NUMBER_UNKNOWN
 
@@ -140,7 +140,7 @@ def _unknown(scene: Scene, wait: Wait) -> Incident:
         Absence(wait=wait, places=(), until_ns=scene.until_ns(wait)),
         sites=scene.sites_of([wait]),
         evidence=(
-            f"{named(wait.unknown)} left no log: whether {they} came is not known",
+            f"{unread(scene.run, sorted(wait.unknown))}: whether {they} came is not known",
             *(("connections broke: some rank that they lead to had ended",) if broke else ()),
         ),
     )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from distdiag.analyzers._wording import counted, named
+from distdiag.analyzers._wording import counted, named, verb
 from distdiag.analyzers.investigation.incident import Absence, Disagreement, Incident, Together
 from distdiag.analyzers.investigation.sources import in_words, recorded, seen_once, tells_steps, unheard
 from distdiag.events import NUMBER_UNKNOWN
@@ -49,7 +49,8 @@ def data_in_words(run: Run) -> str:
     if not recorded(run):
         heard = len(run.ranks) - len(unheard(run))
         return f"{counted(quality.files, 'file')} told of {heard} of {counted(expected, 'rank')}"
-    words = f"{len(run.ranks)} of {expected} logs" + (" whole" if not quality.undecodable_lines else "")
+    whole = len(run.ranks) - len(quality.cut_ranks)
+    words = f"{whole} of {expected} logs" + (" whole" if not quality.undecodable_lines else "")
     dropped = sum(quality.dropped_records.values())
     words += ", nothing dropped" if not dropped else f", {dropped} records dropped"
     if quality.clock_error_ns is None:
@@ -63,6 +64,9 @@ def _doubts(run: Run, incident: Incident) -> list[str]:
     unlogged = sorted(members & set(run.missing))
     if unlogged:
         doubts.append(f"{named(unlogged)} left no log")
+    cut = sorted(members.intersection(run.quality.cut_ranks))
+    if cut:
+        doubts.append(f"the {verb(cut, 'log', 'logs')} of {named(cut)} {verb(cut, 'is', 'are')} cut within a record")
     dropped = sorted(rank for rank in run.quality.dropped_records if rank in members)
     if dropped:
         doubts.append(f"older records of {named(dropped)} were dropped")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from distdiag.analyzers._wording import named
-from distdiag.analyzers.investigation.deaths import SILENCE_NS, Death
+from distdiag.analyzers.investigation.deaths import NO_SIGNAL, SILENCE_NS, Death
 from distdiag.analyzers.investigation.incident import Incident, Unexplained
 from distdiag.analyzers.investigation.last_seen import LastSeen
 from distdiag.analyzers.investigation.lives import End, Life
@@ -21,6 +21,9 @@ def unexplained(run: Run, lives: Mapping[int, Life]) -> Iterator[Incident]:
     failed = {rank: life for rank, life in lives.items() if life.failed_ns is not None}
     if silent and len(silent) == len(lives) and _stop_together(lives):
         yield _nothing_known(silent, _all_at_once(silent))
+    elif silent and silent.keys() <= set(run.quality.cut_ranks):
+        reason = f"{named(silent)} stopped writing within a record: the rest of what was recorded is not here"
+        yield _nothing_known(silent, reason)
     elif silent:
         yield _vanished(run, lives, silent)
     elif failed:
@@ -69,7 +72,7 @@ def _vanished(run: Run, lives: Mapping[int, Life], silent: Mapping[int, Life]) -
         ranks=first,
         time_ns=earliest,
         cause="aborted" if life.end is End.ABORTED else "killed",
-        what=life.signal or "its log ends without an exit",
+        what=life.signal or NO_SIGNAL,
         frames=frames,
         step=int(run.calls[run.calls["rank"] == life.rank]["step"].max()) if len(run.calls) else 0,
     )

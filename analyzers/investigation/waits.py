@@ -108,7 +108,7 @@ def _collective_wait(
     op = str(rows["op"].iloc[0])
     if not waiters or (completed and not (absent and op in ROOTED)):
         return None
-    logged = frozenset(run.ranks)
+    logged = frozenset(run.ranks).difference(run.quality.cut_ranks)
     return Wait(
         kind=WaitKind.COLLECTIVE,
         group=key,

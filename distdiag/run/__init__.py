@@ -246,6 +246,7 @@ def _quality(
         unsupported_files=launch.unsupported,
         undecodable_lines=_by_name(content.undecodable),
         torn_files=tuple(part.log.path.name for part in parts if part.log.torn),
+        cut_ranks=tuple(sorted({part.rank for part in parts if part.log.clipped})),
         unknown_kinds=_by_name(content.unknown_kinds),
         dropped_records=dict(zip(dropped.index.tolist(), dropped.tolist(), strict=True)),
         unresolved_calls=int((content.frames["calls"]["op"] == UNKNOWN).sum()),

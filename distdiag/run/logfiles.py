@@ -35,6 +35,8 @@ class LogFile:
     """Without the trailing NULs of a segment that was still mapped, and without a torn last line."""
     torn: bool
     """The last line is cut, as where a process was killed while it wrote."""
+    clipped: bool = False
+    """It is cut and no NULs follow, which a killed process leaves: the file was cut or copied in part."""
     packed: PackedFile | None = None
     """What a packed run says of the file, which is then not there."""
     held: HeldLog | None = None
@@ -131,6 +133,7 @@ def _describe(path: Path, stem: str, attempt: int, segment: int, rank: int | Non
         size_bytes=size,
         used_bytes=whole,
         torn=whole < used,
+        clipped=whole < used == size,
     )
 
 

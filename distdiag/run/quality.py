@@ -22,6 +22,8 @@ class Quality:
     """Damaged lines by file, a torn last line not counted."""
     torn_files: tuple[str, ...] = ()
     """Files whose last line is cut: normal for a rank that was killed."""
+    cut_ranks: tuple[int, ...] = ()
+    """Ranks whose logs were cut or copied in part: nobody knows what they did later."""
     unknown_kinds: Mapping[str, int] = field(default_factory=dict)
     dropped_records: Mapping[int, int] = field(default_factory=dict)
     """Records by rank that made room for newer ones or found no space."""
