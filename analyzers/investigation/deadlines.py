@@ -1,11 +1,8 @@
 """Until when a rank that comes has come in time."""
 
-from collections.abc import Collection
+import math
 
-import pandas as pd
-
-from distdiag.analyzers.investigation.lives import SECOND_NS
-from distdiag.run import Run
+from distdiag.analyzers.investigation.lives import NEVER_NS, SECOND_NS
 
 WHOLE_TIMEOUT = 0.9
 """A wait that lasted this share of its timeout ended because of it, not because a connection broke."""
@@ -15,12 +12,13 @@ LAST_MOMENTS_AT_MOST_NS = 10 * SECOND_NS
 """Any collective that works ends within so long, whatever the timeout."""
 
 
-def deadline_ns(run: Run, key: str, ranks: Collection[int], since_ns: int, given_up_ns: int) -> int:
-    """Return until when a rank could come in time: a timeout expires a while before its error is seen and recorded."""
-    groups = run.groups
-    named = (groups["group"] == key.partition("[")[0]) & groups["rank"].isin(ranks)
-    timeout_ns = groups[named]["timeout_seconds"].min() * SECOND_NS
-    if pd.isna(timeout_ns) or given_up_ns - since_ns < WHOLE_TIMEOUT * timeout_ns:
+def deadline_ns(timeout_seconds: float | None, since_ns: int, given_up_ns: int) -> int:
+    """Return until when a rank could come in time: a timeout expires a while before its error is seen and recorded.
+
+    A wait that was shorter than its timeout gave up for another reason: until that moment.
+    """
+    timeout_ns = NEVER_NS if timeout_seconds is None or math.isnan(timeout_seconds) else timeout_seconds * SECOND_NS
+    if given_up_ns - since_ns < WHOLE_TIMEOUT * timeout_ns:
         return given_up_ns
     moments_ns = min(LAST_MOMENTS * timeout_ns, LAST_MOMENTS_AT_MOST_NS)
     return min(given_up_ns, since_ns + int(timeout_ns - moments_ns))

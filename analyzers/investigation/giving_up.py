@@ -57,7 +57,7 @@ def giving_up(run: Run, lives: Mapping[int, Life]) -> GivingUp | None:
     at = _Moment(run, lives, dict.fromkeys(run.ranks, time_ns))
     sinks = standstill(at.waits).sinks
     doubt = _held_up(run.calls, sinks, at.waits, time_ns)
-    if elsewhere and error_ns:
+    if elsewhere and error_ns and _happens(run.calls, elsewhere, time_ns, error_ns):
         for shift in (-error_ns, error_ns):
             cuts = {each: time_ns + (shift if each in elsewhere else 0) for each in run.ranks}
             other = standstill(_Moment(run, lives, cuts).waits).sinks
@@ -80,6 +80,14 @@ def _goes_on(calls: pd.DataFrame, time_ns: int) -> bool:
     """Return whether any rank began a call, or came out of one, after a moment."""
     ended = calls["end_ns"].to_numpy(dtype=np.int64, na_value=0)
     return bool(((calls["start_ns"].to_numpy() > time_ns) | (ended > time_ns) & ~calls["failed"].to_numpy()).any())
+
+
+def _happens(calls: pd.DataFrame, ranks: frozenset[int], time_ns: int, error_ns: int) -> bool:
+    """Return whether some ranks began a call, or came out of one, so near to a moment that either may be first."""
+    starts, ends = calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy(dtype=np.int64, na_value=0)
+    near = np.abs(starts - time_ns) <= error_ns
+    near |= (np.abs(ends - time_ns) <= error_ns) & ~calls["failed"].to_numpy()
+    return bool(np.isin(calls["rank"].to_numpy()[near], list(ranks)).any())
 
 
 class _Moment:

@@ -1,7 +1,6 @@
 """Messages whose other side did not come, or came when the first had given up."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -11,54 +10,43 @@ from distdiag.analyzers.investigation.rows import records, whole
 from distdiag.analyzers.investigation.waitfor import Wait, WaitKind
 from distdiag.run import Run
 
+COLUMNS = ("rank", "call", "op", "group_key", "peer", "tag", "start_ns", "end_ns", "failed")
 ANY_SOURCE = "recv_any_source"
 SENDS = frozenset({"send"})
-
-
-@dataclass(frozen=True, slots=True)
-class _Channel:
-    """Messages are matched in order between the same two ranks on one group with one tag."""
-
-    group: str
-    source: int
-    destination: int
-    tag: int
 
 
 def message_waits(run: Run, blocked: pd.DataFrame) -> Iterator[Wait]:
     """Yield the messages that ranks were blocked in, each with the partner that did not come."""
     if blocked.empty:
         return
-    calls = run.calls[run.calls["p2p"] & ~run.calls["captured"]]
-    numbers = _numbered(calls)
-    moments = (calls[name].tolist() for name in ("start_ns", "end_ns", "failed"))
-    met = {
-        (channel, number, sends): (start, None if end is pd.NA else end, failed)
-        for (channel, number, sends), start, end, failed in zip(numbers.values(), *moments, strict=True)
-        if channel is not None
-    }
+    calls = run.calls.loc[run.calls["p2p"] & ~run.calls["captured"], list(COLUMNS)]
+    halves = _numbered(calls)
+    mine = halves.loc[blocked.index]
+    others = _other_halves(halves, mine)
+    timeouts = _timeouts(run)
     logged = frozenset(run.ranks).difference(run.quality.cut_ranks)
-    takes_any = {int(rank) for rank in calls[calls["op"] == ANY_SOURCE]["rank"]}
-    for row in records(blocked):
-        channel, number, sends = numbers[int(row.rank), int(row.call)]
+    takes_any = set(calls.loc[calls["op"] == ANY_SOURCE, "rank"].unique().tolist())
+    for row, half in zip(records(blocked), records(mine), strict=True):
+        rank, group = int(row.rank), str(row.group_key)
+        name = group.partition("[")[0]
+        partner = None if half.channel < 0 else int(row.peer)
+        other = others.get((half.channel, half.number, not half.sends))
         given_up_ns = whole(row.end_ns) if row.failed else None
-        until_ns = None
-        if given_up_ns is not None:
-            until_ns = deadline_ns(run, str(row.group_key), (int(row.rank),), int(row.start_ns), given_up_ns)
-        partner = None if channel is None else channel.destination if sends else channel.source
-        came, left_ns, gave_up = met.get((channel, number, not sends), (None, None, False))
-        if gave_up and came is not None and left_ns is not None and partner is not None:
-            left_ns = deadline_ns(run, str(row.group_key), (partner,), came, left_ns)
+        if partner is not None and other is not None and other.failed and whole(other.end_ns) is not None:
+            left_ns = deadline_ns(timeouts.get((name, partner)), int(other.start_ns), int(other.end_ns))
             if _came_too_late(run, row, left_ns):
                 continue
-        missing = came is None or (until_ns is not None and came > until_ns)
+        came = None if other is None else int(other.start_ns)
+        missing = came is None or (
+            given_up_ns is not None and came > deadline_ns(timeouts.get((name, rank)), int(row.start_ns), given_up_ns)
+        )
         absent = frozenset() if partner is None or not missing else frozenset({partner})
-        uncertain = partner is None or (sends and partner in takes_any)
+        uncertain = partner is None or (half.sends and partner in takes_any)
         yield Wait(
             kind=WaitKind.POINT_TO_POINT,
-            group=str(row.group_key),
+            group=group,
             number=int(row.seq),
-            waiters=frozenset({int(row.rank)}),
+            waiters=frozenset({rank}),
             absent=frozenset() if uncertain else absent & logged,
             unknown=absent - logged,
             since_ns=int(row.start_ns),
@@ -66,6 +54,41 @@ def message_waits(run: Run, blocked: pd.DataFrame) -> Iterator[Wait]:
             any_of=uncertain,
             arrived_ns=came if missing else None,
         )
+
+
+def _numbered(calls: pd.DataFrame) -> pd.DataFrame:
+    """Return of each message its channel, its number on it, and whether it sends; a channel of -1 is not known.
+
+    Messages are matched in order between the same two ranks on one group with one tag.
+    """
+    sends, known = calls["op"].isin(SENDS), calls["peer"].notna() & (calls["op"] != ANY_SOURCE)
+    peers = calls["peer"].fillna(-1).astype("int64")
+    ways = pd.DataFrame(
+        {
+            "group": calls["group_key"].cat.codes,
+            "source": calls["rank"].where(sends, peers),
+            "destination": peers.where(sends, calls["rank"]),
+            "tag": calls["tag"].fillna(0).astype("int64"),
+        }
+    )
+    channels = ways.groupby(list(ways.columns), sort=False).ngroup().where(known, -1)
+    halves = calls[["start_ns", "end_ns", "failed"]].assign(channel=channels, sends=sends)
+    return halves.assign(number=halves.groupby(["channel", "sends"], sort=False).cumcount())
+
+
+def _other_halves(halves: pd.DataFrame, mine: pd.DataFrame) -> dict[tuple[int, int, bool], Any]:
+    """Return the messages that may be the other half of some, by channel, number and whether they send."""
+    found = halves[halves["channel"].isin(mine["channel"]) & halves["number"].isin(mine["number"])]
+    found = found[found["channel"] >= 0]
+    return {(half.channel, half.number, half.sends): half for half in records(found)}
+
+
+def _timeouts(run: Run) -> dict[tuple[str, int], float]:
+    """Return the timeout of each group on each rank, by the group's name."""
+    known = run.groups[run.groups["timeout_seconds"].notna()]
+    return dict(
+        zip(zip(known["group"].astype(str), known["rank"].tolist(), strict=True), known["timeout_seconds"], strict=True)
+    )
 
 
 def message_arrival(run: Run, wait: Wait, partner: int) -> int | None:
@@ -95,21 +118,3 @@ def _came_too_late(run: Run, call: Any, left_ns: int) -> bool:
     calls = run.calls
     mine = calls[(calls["rank"] == call.rank) & (calls["start_ns"] <= left_ns) & (calls["call"] != call.call)]
     return not bool((mine["end_ns"].isna() | (mine["end_ns"] > left_ns)).any())
-
-
-def _numbered(calls: pd.DataFrame) -> dict[tuple[int, int], tuple[_Channel | None, int, bool]]:
-    """Return per call its channel, its number on it and whether it sends."""
-    counts: dict[tuple[_Channel, bool], int] = {}
-    numbers: dict[tuple[int, int], tuple[_Channel | None, int, bool]] = {}
-    for row in records(calls[["rank", "call", "op", "group_key", "peer", "tag"]]):
-        sends = row.op in SENDS
-        channel = None
-        peer = whole(row.peer)
-        if peer is not None and row.op != ANY_SOURCE:
-            ends = (int(row.rank), peer) if sends else (peer, int(row.rank))
-            channel = _Channel(str(row.group_key), *ends, whole(row.tag) or 0)
-        number = 0
-        if channel is not None:
-            number = counts[channel, sends] = counts.get((channel, sends), 0) + 1
-        numbers[int(row.rank), int(row.call)] = channel, number, sends
-    return numbers

@@ -122,7 +122,10 @@ def _collective_wait(
 
 
 def _deadline_of(run: Run, key: str, blocked: pd.DataFrame, given_up_ns: int) -> int:
-    return deadline_ns(run, key, blocked["rank"], int(blocked["start_ns"].min()), given_up_ns)
+    groups = run.groups
+    named = (groups["group"] == key.partition("[")[0]) & groups["rank"].isin(blocked["rank"])
+    timeout = float(groups[named]["timeout_seconds"].min())
+    return deadline_ns(timeout, int(blocked["start_ns"].min()), given_up_ns)
 
 
 def _earliest(moments: "pd.Series[int]") -> int | None:
