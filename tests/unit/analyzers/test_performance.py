@@ -130,6 +130,30 @@ def test_a_failed_call_and_one_whose_end_was_told_twice_are_read_from_whole_logs
     assert calls[8]["end_ns"] - calls[7]["end_ns"] == pytest.approx(STEP_SECONDS * 1e9)
 
 
+@pytest.mark.parametrize(("late", "causes"), [(0.001, (2, 0, 0)), (0.0001, (1, 1, 0))])
+def test_waits_within_the_noise_stay_with_who_came_last(
+    tmp_path: Path, late: float, causes: tuple[int, int, int]
+) -> None:
+    logs = Logs(world_size=3)
+    for rank in logs:
+        for name, members in (("front", (0, 1)), ("back", (1, 2))):
+            if rank.rank in members:
+                rank.group(name, members)
+    for step in range(12):
+        begin = STEP_SECONDS * step
+        logs[0].at(begin + 0.01 + late).all_reduce(group="front", seconds=0.001)
+        logs[1].at(begin + 0.01).all_reduce(group="front", seconds=0.001 + late)
+        logs[1].at(begin + 0.011 + late).all_reduce(group="back", seconds=0.001)  # late because of rank 0
+        logs[2].at(begin + 0.011).all_reduce(group="back", seconds=0.001 + late)
+        for rank in logs:
+            rank.at(begin).end_step(seconds=STEP_SECONDS)
+
+    ranks = performance(logs.load(tmp_path))["ranks"]
+
+    expected = [10 * late * share for share in causes]
+    assert [rank["waits_caused_seconds"] for rank in ranks] == pytest.approx(expected, abs=1e-6)
+
+
 def test_steps_whose_calls_are_lost_do_not_count(tmp_path: Path) -> None:
     logs = job(slow=0.03)
     for rank in logs:
