@@ -1,6 +1,7 @@
 """Which side's call does not belong where two streams go apart, from what both did before and how far they were."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from distdiag.analyzers.investigation.align import Kind, Stream, Token
 from distdiag.analyzers.investigation.divergence import Divergence
@@ -34,8 +35,11 @@ def _only_repeats(d: Divergence) -> bool:
     tokens, labels, position = d.stream.tokens, d.stream.labels, d.where.odd
     if not 0 < position < len(tokens) or d.reference.tokens[d.where.reference] == tokens[position]:
         return False
+    again, before = tokens[position - 1], d.reference.tokens[: d.where.reference]
+    if (again, again) not in pairwise(before):
+        return False  # it never came twice in a row, so it is no loop of its own
     same_pass = not labels or labels[position] == labels[position - 1]
-    return same_pass and all(token == tokens[position - 1] for token in tokens[position:])
+    return same_pass and all(token == again for token in tokens[position:])
 
 
 def _one_side_is_in_its_loop(*, inside: Progress, outside: Progress, if_done: Kind) -> Kind:

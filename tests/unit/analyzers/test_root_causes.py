@@ -680,6 +680,24 @@ def test_a_loop_that_may_have_gone_round_once_more_is_not_said_to_lack_what_foll
     assert "the calls alone cannot tell" in found.summary
 
 
+def test_a_call_that_never_came_twice_in_a_row_is_no_loop_and_lacks_the_one_before_it(tmp_path: Path) -> None:
+    logs = Logs(world_size=3)
+    for rank in logs:
+        for _ in range(2):
+            rank.all_reduce(LOG, shape=[1])
+            rank.all_reduce(STEP, shape=[4])
+        if rank.rank == 2:
+            wait_in(rank, rank.all_reduce(STEP, shape=[4], pending=True))
+        else:
+            rank.all_reduce(LOG, shape=[1])
+            wait_in(rank, rank.all_reduce(STEP, shape=[4], pending=True))
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits, found.site) == ("sequence-divergence", (2,), "train.py:40")
+    assert "rank 2 left out all_reduce of 1 float32" in found.summary
+
+
 def test_steps_say_in_which_of_them_a_call_was_left_out(tmp_path: Path) -> None:
     logs = Logs(world_size=3)
     for rank in logs:
