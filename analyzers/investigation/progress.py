@@ -37,6 +37,7 @@ class Progress:
         self._places = place_codes(calls)
         self._completed = self._newest(self._collective & self._ended)
         self._issued = self._newest(self._collective)
+        self._beyond: dict[Place, Mapping[int, int]] = {}
         members = _members(run)
         for status in records(run.statuses):
             rank, group = int(status.rank), str(status.group)
@@ -49,6 +50,14 @@ class Progress:
     def completed(self, group: str, rank: int) -> int | None:
         """Return the number of the newest collective that a rank completed, None where nothing tells."""
         return self._completed.get((group, rank))
+
+    def beyond(self, group: str, seq: int) -> Mapping[int, int]:
+        """Return the ranks that completed a collective or a later one of its group, with the newest that each did."""
+        known = self._beyond.get((group, seq))
+        if known is None:  # all members of a group that stands ask for the same
+            done = {rank: newest for (name, rank), newest in self._completed.items() if name == group}
+            known = self._beyond[group, seq] = {rank: newest for rank, newest in done.items() if newest >= seq}
+        return known
 
     def issued(self, group: str, rank: int, seq: int, given_up_ns: int | None) -> bool | None:
         """Return whether a rank issued a collective before the others gave up, None where nothing tells."""

@@ -148,11 +148,7 @@ def _passed(progress: Progress, head: Head) -> Halted | None:
     """Return a head that peers went past."""
     if head.p2p or head.op in FREE_RUNNING:
         return None
-    completed = {
-        peer: done
-        for peer in head.members
-        if peer != head.rank and (done := progress.completed(head.group, peer)) is not None and done >= head.seq
-    }
+    completed = {peer: done for peer, done in progress.beyond(head.group, head.seq).items() if peer != head.rank}
     if not completed:
         return None
     behind = max(completed.values()) - head.seq + 1

@@ -162,7 +162,7 @@ class _Place:
 
     def untold(self) -> Whereabouts:
         """Return what the others' errors tell of a rank whose own log would not."""
-        said = [str(error) for error in self._run.calls["error"] if isinstance(error, str)]
+        said = [str(error) for error in self._run.calls["error"].dropna().unique()]
         gone = bool(said) and all(CONNECTION.search(error) and not TIMEOUT.search(error) for error in said)
         place = self.at("exited", "was gone: the connections to it broke", self._since_ns)
         if not gone:
