@@ -8,7 +8,7 @@ member with the shortest came last. A message is a collective of its two sides.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -118,19 +118,19 @@ def _exposed(calls: ibis.Table, last: ibis.Table) -> ibis.Table:
     """Add how long each call held its rank up: what overlaps counts once.
 
     What a backward issues and C++ waits for overlaps the backward until the ``last`` of it is issued; before that
-    nobody waits.
+    nobody waits. What else nobody was seen to wait for holds its rank until that issues the next call, at most: it
+    may go on in the background for steps.
     """
     calls = calls.left_join(last, _BACKWARD).drop(*(f"{name}_right" for name in _BACKWARD))
     held_ns = ibis.ifelse(_hidden(calls), ibis.greatest(calls.begun_ns, calls.last_ns), calls.begun_ns)
     calls = calls.mutate(held_ns=held_ns).drop("last_ns")
-    before = ibis.window(
-        group_by=["rank", "step"],
-        order_by=["held_ns", ibis.desc("start_ns"), "call"],
-        preceding=(None, 1),
-    )
-    free_ns = calls.end_ns.max().over(before).fill_null(0)
-    exposed = ibis.greatest(calls.end_ns - ibis.greatest(calls.held_ns, free_ns), 0)
-    calls = calls.mutate(exposed_ns=exposed)
+    by_turns: Any = {"group_by": ["rank", "step"], "order_by": ["held_ns", ibis.desc("start_ns"), "call"]}
+    in_background = ~calls.waited & ~_hidden(calls) & ~calls.p2p
+    next_ns = calls.held_ns.lead().over(ibis.window(**by_turns)).fill_null(calls.end_ns)
+    calls = calls.mutate(let_go_ns=ibis.ifelse(in_background, ibis.least(calls.end_ns, next_ns), calls.end_ns))
+    free_ns = calls.let_go_ns.max().over(ibis.window(**by_turns, preceding=(None, 1))).fill_null(0)
+    exposed = ibis.greatest(calls.let_go_ns - ibis.greatest(calls.held_ns, free_ns), 0)
+    calls = calls.mutate(exposed_ns=exposed).drop("let_go_ns")
     return calls.mutate(waiting_ns=ibis.least(calls.late_ns, calls.exposed_ns))
 
 

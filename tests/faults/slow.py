@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -239,6 +240,28 @@ def healthy_hiccup() -> None:
         if number == 30:
             with distdiag.phase("save checkpoint"):
                 time.sleep(LONG)
+
+
+def healthy_metrics() -> None:
+    """Two metrics are reduced in the background; one rank hands in the second a step later, for which nobody waits."""
+    group = dist.new_group()
+    pending: deque[Any] = deque()
+
+    def reduce_metric() -> None:
+        pending.append(dist.all_reduce(torch.ones(4), group=group, async_op=True))
+
+    for number in trained(Model(), same()):
+        for second in (False, True):
+            if RANK != 1 or number or not second:
+                reduce_metric()
+        summed(1)
+        while len(pending) > 8:
+            pending.popleft().wait()
+        time.sleep(LONG)
+    if RANK == 1:
+        reduce_metric()
+    for work in pending:
+        work.wait()
 
 
 # ---- for the ledger -------------------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ CONTROLS = tuple(
         "healthy_collections": 3,
         "healthy_hiccup": 3,
         "healthy_experts": 4,
+        "healthy_metrics": 3,
     }.items()
 )
 OF_OTHERS = (
