@@ -441,7 +441,7 @@ class Fault(Event, kw_only=True, tag="fault"):
     frames: Frames = []
     """User frames of the traceback, outermost first."""
     causes: list[str] = []
-    """``type: message`` of the exceptions in the ``__context__`` chain, nearest first; of an exit, those then handled."""
+    """``type: message`` of the exceptions in the ``__context__`` chain, nearest first; of an exit, those handled."""
     origins: list[str] = []
     """Innermost user frame, ``file:line function``, of each of ``causes``; an empty text where none is known."""
     code: int | None = None
