@@ -69,10 +69,14 @@ class Flight:
 class Interned:
     """A signature that was written once, with the piece of text that its calls share."""
 
-    __slots__ = ("calls", "digest", "duration_ns", "event", "on_device", "rollup", "segment", "text", "wait_ns")
+    __slots__ = (
+        *("calls", "digest", "duration_ns", "event", "on_device", "rollup", "segment", "text", "unproven", "wait_ns"),
+    )
 
     def __init__(self, event: events.Signature) -> None:
         self.event = event
+        self.unproven = 0
+        """Calls for which what is too dear to read each time is still compared; negative for ever."""
         self.digest = event.agree
         self.on_device = event.device != "cpu"
         self.text = f',"signature":{event.signature},"seq":'

@@ -183,7 +183,7 @@ def describe(
         shapes=[list(tensor.shape) for tensor in inputs],
         output_shapes=[list(tensor.shape) for tensor in outputs],
         size_bytes=sum(tensor.numel() * tensor.element_size() for tensor in inputs),
-        reduce_op=_reduce_op(args[operator.reduce_op]) if operator.reduce_op is not None else None,
+        reduce_op=kind_of_reduction(args[operator.reduce_op]) if operator.reduce_op is not None else None,
         root=_global(ranks, args[operator.root]) if operator.root is not None else None,
         peer=_global(ranks, args[operator.peer]) if operator.peer is not None else None,
         tag=int(args[operator.tag]) if operator.tag is not None and len(args) > operator.tag else None,
@@ -229,7 +229,7 @@ def _global(ranks: Sequence[int], group_rank: int) -> int:
     return ranks[group_rank] if 0 <= group_rank < len(ranks) else group_rank
 
 
-def _reduce_op(boxed: Any) -> str | None:
+def kind_of_reduction(boxed: Any) -> str | None:
     """Return ``SUM`` and so on of the script object that the dispatcher passes."""
     try:
         return str(RedOpType(boxed.op()).name)

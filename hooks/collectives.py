@@ -21,6 +21,11 @@ MAX_SIGNATURES_PER_SITE = 512
 """A site whose shapes change with every call would otherwise fill memory."""
 BLOCKING = "monitored_barrier"
 """It returns no work, because it returns only when it ended."""
+PROOFS = 4
+"""First calls of a signature whose kind of reduction is compared."""
+SELDOM = 0xFF
+"""And every 256th call of the process."""
+VARIES = -1
 FNV_PRIME = 16777619
 MASK_32 = 0xFFFFFFFF
 
@@ -75,7 +80,7 @@ def _begin(recorder: Recorder, c10d: ModuleType) -> Callable[[Any, tuple[Any, ..
     journal, modules = recorder.journal, recorder.modules
     append = journal.append
     nowhere = recorder.sites.nowhere
-    intern = partial(_intern, recorder)
+    settle = partial(_settled, recorder)
     states, coalescing, unbox = recorder.groups, recorder.coalescing, c10d.ProcessGroup.unbox
 
     def begin(operator: Any, args: tuple[Any, ...]) -> Flight | None:
@@ -91,8 +96,8 @@ def _begin(recorder: Recorder, c10d: ModuleType) -> Callable[[Any, tuple[Any, ..
             site = recorder.backward_site
         key = (operator.schema, state, thread, modules.get(thread) if modules else None, operator.key(args))
         signature = site.signatures.get(key)
-        if signature is None:
-            signature = intern(operator, args, site, state, key)
+        if signature is None or signature.unproven or not recorder.calls & SELDOM:
+            signature = settle(operator, args, site, state, key, signature)
             if signature is None:
                 return None
         recorder.calls = call = recorder.calls + 1
@@ -207,4 +212,39 @@ def _intern(
     if len(site.signatures) >= MAX_SIGNATURES_PER_SITE:
         site.signatures.clear()
     made = site.signatures[key] = Interned(described)
+    if operator.reduce_op is not None:
+        made.unproven = PROOFS
     return made
+
+
+def _settled(
+    recorder: Recorder,
+    operator: Any,
+    args: tuple[Any, ...],
+    site: Any,
+    state: GroupState,
+    key: Any,
+    known: Interned | None,
+) -> Interned | None:
+    """Return the signature that a call really has, given the one that was found without its kind of reduction.
+
+    To ask for the kind takes a microsecond or two, so it is asked at the first calls of a signature, and seldom after
+    them; where several kinds were seen, at each call.
+    """
+    if known is None:
+        return _intern(recorder, operator, args, site, state, key)
+    if operator.reduce_op is None:
+        return known
+    from distdiag.hooks._operators import kind_of_reduction
+
+    kind = kind_of_reduction(args[operator.reduce_op])
+    if kind == known.event.reduce_op:
+        known.unproven -= known.unproven > 0
+        return known
+    known.unproven = VARIES
+    other: Interned | None = site.signatures.get((key, kind))
+    if other is None:
+        other = _intern(recorder, operator, args, site, state, key)
+        site.signatures[key] = known
+        site.signatures[key, kind] = other
+    return other

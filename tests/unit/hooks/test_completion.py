@@ -4,7 +4,6 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +18,12 @@ from distdiag.hooks import completion
 from distdiag.recorder import MAX_FLIGHTS
 from tests.ranks import Ended, launch
 from tests.recordings import Recording, floats, lonely_world, pretended_world, recording
+from tests.waiting import until
 
 dist: Any = torch.distributed
 functional: Any = torch.distributed._functional_collectives
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
-
-SOON_SECONDS = 10.0
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for what another thread is about to do."""
-    deadline = time.monotonic() + SOON_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)
 
 
 def test_call_that_was_waited_for_ends_with_the_wait(tmp_path: Path) -> None:

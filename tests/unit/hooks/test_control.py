@@ -2,9 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,8 +10,8 @@ import distdiag
 from distdiag import events, requests
 from distdiag.requests import Request
 from tests.recordings import Recording, recording
+from tests.waiting import until
 
-SOON_SECONDS = 10.0
 BEAT_SECONDS = 0.02
 
 
@@ -21,14 +19,6 @@ BEAT_SECONDS = 0.02
 def fast_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISTDIAG_PULSE_SECONDS", str(BEAT_SECONDS))
     monkeypatch.setenv("DISTDIAG_NATIVE_STACKS", "off")
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + SOON_SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(BEAT_SECONDS)
-    return found
 
 
 def answers(made: Recording) -> list[str]:

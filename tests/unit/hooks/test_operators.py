@@ -157,6 +157,23 @@ def test_reduce_op_of_a_shared_line_is_that_of_each_caller(recorded: Recording) 
     assert [each.signature.reduce_op for each in recorded.log.issued()] == ["SUM", "MAX"]
 
 
+def test_reduce_op_that_changes_on_one_line_is_that_of_each_call(recorded: Recording) -> None:
+    kinds = [dist.ReduceOp.SUM, dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.SUM, dist.ReduceOp.MIN] * 3
+    for kind in kinds:
+        dist.all_reduce(floats(2), op=kind)
+
+    issued = recorded.log.issued()
+    assert [each.signature.reduce_op for each in issued] == ["SUM", "SUM", "MAX", "SUM", "MIN"] * 3
+    assert len({each.signature.signature for each in issued}) == 3
+
+
+def test_reduce_op_that_changes_late_is_seen_within_some_hundred_calls(recorded: Recording) -> None:
+    for number in range(600):
+        dist.all_reduce(floats(2), op=dist.ReduceOp.SUM if number < 20 else dist.ReduceOp.MAX)
+
+    assert [each.signature.reduce_op for each in recorded.log.issued()][-300:] == ["MAX"] * 300
+
+
 def test_collectives_and_point_to_point_are_numbered_apart(recorded: Recording) -> None:
     dist.all_reduce(floats(2))
     dist.isend(floats(2), 0)

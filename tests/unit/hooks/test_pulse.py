@@ -14,6 +14,7 @@ import distdiag
 from distdiag import events
 from tests.ranks import Ended, launch
 from tests.recordings import Recording, recording
+from tests.waiting import until
 
 SOON_SECONDS = 30.0
 """What is waited for comes in well under a second, but a machine may be busy."""
@@ -28,15 +29,6 @@ def fast_beat(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let hearts beat faster than anybody's does."""
     monkeypatch.setenv("DISTDIAG_PULSE_SECONDS", str(BEAT_SECONDS))
     monkeypatch.setenv("DISTDIAG_NATIVE_STACKS", "off")
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    """Wait for what the pulse is about to write, and return it."""
-    deadline = time.monotonic() + SOON_SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(BEAT_SECONDS)
-    return found
 
 
 def pulses(made: Recording) -> list[events.Pulse]:
