@@ -222,6 +222,8 @@ def _unrecovered(calls: pd.DataFrame, phases: pd.DataFrame) -> dict[int, tuple[i
 
 def before_failure(calls: pd.DataFrame, lives: Mapping[int, Life]) -> npt.NDArray[np.bool_]:
     """Return which calls were issued before their rank's unrecovered failure; later ones are its consequences."""
+    if all(life.failed_ns is None for life in lives.values()):
+        return np.ones(len(calls), dtype=bool)
     ranks, positions = np.unique(calls["rank"].to_numpy(), return_inverse=True)
     cuts = [lives[rank].failed_ns for rank in ranks.tolist()]
     limits = np.array([NEVER_NS if cut is None else cut for cut in cuts], dtype=np.int64)

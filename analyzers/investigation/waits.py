@@ -58,9 +58,11 @@ def _blocking(run: Run, lives: Mapping[int, Life]) -> npt.NDArray[np.bool_]:
 
 def _hold(run: Run, pending: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Return whether a rank was waiting in each of its calls without end, and not merely left it in flight."""
+    if pending.empty:
+        return np.zeros(0, dtype=bool)
     pulses = {int(row.rank): row for row in records(run.pulses.sort_values("time_ns", kind="stable"))}
     calls = run.calls.loc[run.calls["rank"].isin(pending["rank"]), ["rank", "thread", "call"]]
-    last: Any = calls.groupby(["rank", "thread"], observed=True)["call"].max() if len(pending) else {}
+    last: Any = calls.groupby(["rank", "thread"], observed=True)["call"].max()
     return np.array([_holds(call, pulses.get(int(call.rank)), last) for call in records(pending)], dtype=bool)
 
 
@@ -76,11 +78,13 @@ def _holds(call: Any, pulse: Any, last: Any) -> bool:
 def _collective_waits(run: Run, blocked: pd.DataFrame) -> Iterator[Wait]:
     if blocked.empty:
         return
-    calls = run.calls[~run.calls["p2p"] & ~run.calls["captured"]]
-    keys, wanted = _operation_keys(calls), _operation_keys(blocked)
-    matching = calls[np.isin(keys, np.unique(wanted))]
+    calls = run.calls
+    counted = ~(calls["p2p"] | calls["captured"]).to_numpy(dtype=bool)
+    wanted = np.unique(_operation_keys(blocked))
+    matching = calls[counted & np.isin(_operation_keys(calls), wanted)]
     held = set(zip(blocked["rank"].tolist(), blocked["call"].tolist(), strict=True))
-    firsts = calls.groupby(["group_key", "rank"], observed=True)["seq"].min()
+    numbers = calls.loc[counted, ["group_key", "rank", "seq"]]
+    firsts = numbers.groupby(["group_key", "rank"], observed=True)["seq"].min()
     for (key, seq), rows in matching.groupby(["group_key", "seq"], observed=True):
         wait = _collective_wait(run, str(key), int(str(seq)), rows, held, firsts)
         if wait is not None:

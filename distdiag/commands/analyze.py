@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from distdiag.allocator import reuse_freed
 from distdiag.collecting import without_collecting
 from distdiag.commands import _options
 from distdiag.errors import DistdiagError
@@ -50,6 +51,7 @@ def analyze(
     engine: str = _options.EMBEDDED,
 ) -> int:
     """Analyse ``logs``, render the report and return the exit code that says whether the run was healthy."""
+    reuse_freed()
     with without_collecting():
         loading = _begin(logs, engine)
         from distdiag.analyzers import diagnose  # takes long, also because of pandas: other processors read meanwhile

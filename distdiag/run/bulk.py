@@ -1,7 +1,5 @@
 """Calls and their ends, nearly all of a log, as the engine reads them."""
 
-import contextlib
-import ctypes
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,15 +21,6 @@ def read_bulk(engine: Engine, parts: Sequence[Part]) -> tuple[dict[type[events.E
     """Return the rows of the bulk kinds, and by file name how many of them lack a field that they need."""
     damaged: Counter[str] = Counter()
     return {kind: _rows(engine, kind, parts, damaged) for kind in _NEEDED}, damaged
-
-
-def give_back() -> None:
-    """Return memory that was freed to the system, where the C library can.
-
-    Each thread of the engine has a place of its own to allocate from, in which nothing else would use what it left.
-    """
-    with contextlib.suppress(AttributeError, OSError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _rows(engine: Engine, kind: type[events.Event], parts: Sequence[Part], damaged: Counter[str]) -> Rows:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distdiag import events
+from distdiag.allocator import give_back
 from distdiag.engine import Engine
 from distdiag.errors import DistdiagError
-from distdiag.run.bulk import give_back, read_bulk
+from distdiag.run.bulk import read_bulk
 from distdiag.run.calls import UNKNOWN, calls_frame, signatures_of
 from distdiag.run.clocks import clocks_of, corrections
 from distdiag.run.columns import Columns, Rows

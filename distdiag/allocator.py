@@ -1,0 +1,37 @@
+"""The C library's allocator, told what a command that reads much and then ends needs of it."""
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+"""Numbers of the options in ``mallopt(3)``."""
+HELD_BYTES = 1 << 30
+"""Freed memory that is kept for what comes next."""
+PAD_BYTES = 64 << 20
+"""Taken from the system at once."""
+LARGEST_BYTES = 32 << 20
+"""The largest block that the allocator can be made to reuse."""
+
+
+def reuse_freed() -> None:
+    """Keep freed memory, where the C library can: to get new pages for each column takes longer than to fill them."""
+    with _where_possible():
+        options = {_TRIM_THRESHOLD: HELD_BYTES, _TOP_PAD: PAD_BYTES, _MMAP_THRESHOLD: LARGEST_BYTES}
+        for option, value in options.items():
+            ctypes.CDLL(None).mallopt(option, value)
+
+
+def give_back() -> None:
+    """Return memory that was freed to the system, where the C library can.
+
+    Each thread of the engine has a place of its own to allocate from, in which nothing else would use what it left.
+    """
+    with _where_possible():
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+@contextlib.contextmanager
+def _where_possible() -> Iterator[None]:
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        yield
