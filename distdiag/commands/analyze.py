@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from distdiag.allocator import reuse_freed
-from distdiag.collecting import without_collecting
+from distdiag.allocation import reuse_freed, without_collecting
 from distdiag.commands import _options
 from distdiag.errors import DistdiagError
 from distdiag.reporters import DRAWING, REPORTERS, Reporter

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distdiag import run
-from distdiag.collecting import without_collecting
+from distdiag.allocation import without_collecting
 from distdiag.deferred import deferred
 from distdiag.engine.packs import Manifest, Told, manifest_of
 from distdiag.errors import DistdiagError

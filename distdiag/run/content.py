@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distdiag import events
-from distdiag.allocator import give_back
+from distdiag.allocation import give_back
 from distdiag.engine import Engine
 from distdiag.errors import DistdiagError
 from distdiag.run.bulk import read_bulk

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from distdiag.collecting import without_collecting
+from distdiag.allocation import without_collecting
 from distdiag.importers._traces.decoding import Arguments, Event, Facts, decode_ending, decode_piece
 from distdiag.importers._traces.pieces import Pieces
 from distdiag.importers._traces.times import MAX_NUMBER, UNKNOWN, Numbers, nanoseconds
