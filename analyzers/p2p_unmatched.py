@@ -6,7 +6,9 @@ What it means
 
 How it is found
     Messages are matched in order between the same two ranks. One that did not end points to its partner, and the
-    partner's collective points back. The absent partner is named by convention.
+    partner's collective points back. The absent partner is named by convention. Where another rank waits for the
+    same from the first one, whose line always served that one, the first one gave its message the wrong partner, and
+    is named (cause ``wrong-partner``).
 
 What to do
     Count sends and receives of both ranks up to the step that is named.
@@ -17,6 +19,7 @@ from collections.abc import Iterator
 from distdiag.analyzers._wording import named, verb
 from distdiag.analyzers.investigation import investigate
 from distdiag.analyzers.investigation.incident import Incident
+from distdiag.analyzers.investigation.standing import WRONG_PARTNER
 from distdiag.findings import Finding
 from distdiag.run import Run
 
@@ -31,6 +34,12 @@ def analyze(run: Run) -> Iterator[Finding]:
 
 
 def _summary(incident: Incident) -> str:
+    if incident.cause == WRONG_PARTNER:
+        who, others = named(incident.culprits), named(incident.victims)
+        return (
+            f"{who} gave a message the wrong partner{incident.at_step}\n"
+            f"{incident.evidence[0]}. {others} {verb(incident.victims, 'waits', 'wait')} because of that."
+        )
     who = named(incident.culprits)
     need = verb(incident.victims, "needs", "need")
     return (
@@ -40,5 +49,7 @@ def _summary(incident: Incident) -> str:
 
 
 def _action(incident: Incident) -> tuple[str, ...]:
+    if incident.cause == WRONG_PARTNER:
+        return (f"look at how {incident.site or 'that line'} chooses its partner on {named(incident.culprits)}",)
     lines = " and ".join(sorted(set(incident.sites.values())))
     return (f"count the sends and receives of both sides up to {lines or 'these calls'}",)

@@ -9,6 +9,7 @@ from distdiag.analyzers.investigation.halts import halts
 from distdiag.analyzers.investigation.incident import Absence, Circle, Incident, Together, Unexplained
 from distdiag.analyzers.investigation.issued import Issued, called, in_group
 from distdiag.analyzers.investigation.lives import CONNECTION
+from distdiag.analyzers.investigation.misaddressed import Misaddressed, misaddressed
 from distdiag.analyzers.investigation.naming import Name
 from distdiag.analyzers.investigation.paths import fork_line, shared_frames
 from distdiag.analyzers.investigation.scene import Scene
@@ -23,6 +24,8 @@ ORDER_DEADLOCK = "order-deadlock"
 P2P_DEADLOCK = "p2p-deadlock"
 P2P_UNMATCHED = "p2p-unmatched"
 GROUP_CREATION_STUCK = "group-creation-stuck"
+WRONG_PARTNER = "wrong-partner"
+"""Cause of an unmatched message that somebody else waits for."""
 INSUFFICIENT = "insufficient-evidence"
 SEND, RECEIVE = "send", "recv"
 
@@ -53,6 +56,10 @@ def _circle(scene: Scene, found: Standstill) -> Iterator[Incident]:
     if miscount is not None:
         yield miscount
         return
+    wrong = misaddressed(scene)
+    if wrong is not None:
+        yield _sent_wrong(scene, cycle, wrong)
+        return
     name, culprits = _named(cycle)
     blamed = next((wait for wait in cycle if set(culprits) & wait.waiters), cycle[0])
     calls = {rank: call for wait in cycle for rank, call in scene.calls_in(wait).items()}
@@ -66,6 +73,20 @@ def _circle(scene: Scene, found: Standstill) -> Iterator[Incident]:
         site=_site(scene, calls, culprits) if culprits else None,
         sites=sites,
         evidence=tuple(_in_circle(scene, wait) for wait in cycle),
+    )
+
+
+def _sent_wrong(scene: Scene, cycle: tuple[Wait, ...], wrong: Misaddressed) -> Incident:
+    return scene.incident(
+        P2P_UNMATCHED,
+        wrong.wait,
+        Circle(waits=cycle),
+        culprits=(wrong.call.rank,),
+        step=wrong.call.step,
+        site=wrong.call.site,
+        sites=scene.sites_of(cycle),
+        cause=WRONG_PARTNER,
+        evidence=(wrong.said, *(_in_circle(scene, wait) for wait in cycle)),
     )
 
 

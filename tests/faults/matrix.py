@@ -156,6 +156,7 @@ MATRIX = (
     _message("ring", 4, ("p2p-deadlock",), 0, 1, 2, 3, at_root=True),
     _message("both_receive", 2, ("p2p-deadlock",), 0, 1, at_root=True),
     _message("message_forgotten", 3, ("p2p-unmatched",), 1, at_root=True),
+    _unseen(ORDER, "wrong_neighbour", 4, ("p2p-unmatched",), 2, cause="wrong-partner", at_root=True),
     _message("tags_differ", 2, ("p2p-deadlock", "p2p-unmatched"), 0, 1),
     _parallel("unit_skipped", 3, SEQUENCE, 1, mentions="vision"),
     _parallel("tensor_call_missing", 3, SEQUENCE, 2),

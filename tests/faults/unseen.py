@@ -162,6 +162,19 @@ def recomputed_apart() -> None:
         distdiag.step()
 
 
+# ---- messages -----------------------------------------------------------------------------------------------------
+def wrong_neighbour() -> None:
+    """One rank sends to the rank before it instead of the one behind it."""
+    here, there = torch.ones(4), torch.empty(4)
+    for number in range(3):
+        to = (RANK - 1 if RANK == 2 and number == 1 else RANK + 1) % WORLD
+        messages = [dist.P2POp(dist.isend, here, to), dist.P2POp(dist.irecv, there, (RANK - 1) % WORLD)]
+        for work in dist.batch_isend_irecv(messages):  # ROOT
+            work.wait()
+        summed(1)
+        distdiag.step()
+
+
 # ---- what no backend refuses ----------------------------------------------------------------------------------------
 def list_too_short() -> None:
     for number in range(3):
