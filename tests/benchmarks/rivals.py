@@ -164,7 +164,7 @@ def _in_turns(commands: Mapping[str, Sequence[str]], runs: int) -> dict[str, flo
 # ---- figures and texts ------------------------------------------------------------------------------------------
 def figures(blocks: int, runs: int, hta: str | None) -> dict[str, float | None]:
     """Measure everything; None stands for what is not installed."""
-    fake, gloo = fake_calls(blocks), gloo_calls(max(3, blocks // 3))
+    fake, gloo = fake_calls(blocks), gloo_calls(blocks)
     dumps, trace = dumps_read(runs), trace_read(runs, hta)
     return {
         **{f"fake {name} us": round(value, 1) for name, value in fake.items()},
