@@ -6,17 +6,14 @@ that they use, read with DuckDB's own ``read_json``, in turns. Then the command 
 and all. Without arguments one, two and four times half a million records; 20,000,000 is the job of 1,000 ranks and
 1,000 steps.
 
-Measured once on two cores that other programs used at the same time, so only processor times count, in one run for
-each size; the time to plan queries is the same for all sizes:
+Measured on two cores, one run for each size; processor times of the bare aggregate and of the passes, and the whole
+command:
 
-    records     bare aggregate  passes           peak      whole command
-    499,680     0.28 s          1.70 s (6.1x)    405 MB    5.3 s, 479 MB
-    999,360     0.57 s          2.69 s (4.7x)    555 MB    7.4 s, 721 MB
-    1,998,720   1.15 s          4.92 s (4.3x)    858 MB    12.7 s, 1.2 GB
-    20,000,000  11.2 s          47.4 s (4.2x)    3.3 GB    61.1 s, 3.3 GB
-
-Of the 47 s, reading calls and grouping them with their ends takes 18, waits and what overlaps 13, the ledger's query
-and the sources of waits 3 each.
+    records        bare  passes            peak      whole command
+    499,680      0.29 s    1.41 s (4.9x)    435 MB    3.17 s, 3.76 s of processors, 536 MB
+    999,360      0.48 s    2.34 s (4.9x)    612 MB    4.22 s, 5.18 s of processors, 797 MB
+    1,998,720    0.80 s    3.69 s (4.6x)    952 MB    7.14 s, 9.12 s of processors, 1238 MB
+    20,000,000   8.22 s   38.30 s (4.7x)   3231 MB   29.27 s, 48.12 s of processors, 3299 MB
 """
 
 import argparse
