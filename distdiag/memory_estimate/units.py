@@ -139,9 +139,10 @@ class Units:
         self.ledger.free(Item.UNIT_GRADIENTS, made)
         of_one = (self._fsdp and precision.master) or precision.gradient
         part = self._shard(weights) * of_one
-        self.ledger.hold(Item.GRADIENTS, part)
         if self.gradients_are_there or again:
-            self.ledger.free(Item.GRADIENTS, part)
+            self._pass_through(part)  # added to the shard's own
+        else:
+            self.ledger.hold(Item.GRADIENTS, part)
 
     def _drop_scattered(self) -> None:
         self.ledger.free(Item.BUCKETS, self._scattered)

@@ -98,6 +98,17 @@ def test_every_stage_adds_up_and_holds_its_parameters(model: Model, layout: Layo
         assert stage.size_of(Item.PARAMETERS) > 0
 
 
+def test_gradients_on_their_way_to_those_that_are_there_are_no_states() -> None:
+    model = transformer(layers=4, hidden=128, heads=8, width=256, vocabulary=256)
+    layout = Layout(sharding=Sharding.FSDP, reshard_after_forward=False, micro_batches=4)
+    training = Training(sequence=64, micro_batch=1, precision=PRECISIONS["mixed"], optimizer=OPTIMIZERS["adam"])
+
+    stage = estimate(model, layout, training).worst
+
+    assert stage.moment.startswith("backward")
+    assert stage.size_of(*STATES) <= stage.states_bytes
+
+
 @settings(max_examples=40, deadline=None)
 @given(models(), layouts(), trainings)
 def test_a_higher_stage_of_zero_never_holds_more_states(model: Model, layout: Layout, training: Training) -> None:
