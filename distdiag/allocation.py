@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 """Numbers of the options in ``mallopt(3)``."""
+_WHERE_POSSIBLE = contextlib.suppress(AttributeError, OSError, TypeError)
 HELD_BYTES = 1 << 30
 """Freed memory that is kept for what comes next."""
 PAD_BYTES = 64 << 20
@@ -17,7 +18,7 @@ LARGEST_BYTES = 32 << 20
 
 def reuse_freed() -> None:
     """Keep freed memory, where the C library can: to get new pages for each column takes longer than to fill them."""
-    with _where_possible():
+    with _WHERE_POSSIBLE:
         options = {_TRIM_THRESHOLD: HELD_BYTES, _TOP_PAD: PAD_BYTES, _MMAP_THRESHOLD: LARGEST_BYTES}
         for option, value in options.items():
             ctypes.CDLL(None).mallopt(option, value)
@@ -28,14 +29,8 @@ def give_back() -> None:
 
     Each thread of the engine has a place of its own to allocate from, in which nothing else would use what it left.
     """
-    with _where_possible():
+    with _WHERE_POSSIBLE:
         ctypes.CDLL(None).malloc_trim(0)
-
-
-@contextlib.contextmanager
-def _where_possible() -> Iterator[None]:
-    with contextlib.suppress(AttributeError, OSError, TypeError):
-        yield
 
 
 @contextlib.contextmanager

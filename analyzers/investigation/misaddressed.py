@@ -4,6 +4,7 @@ Its rank is in a circle like any other, and the partner that it names looks as i
 tell it apart: another rank waits for the same from it, and the line that issued it always served that other rank.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -38,28 +39,27 @@ class Misaddressed:
         )
 
 
-def misaddressed(scene: Scene) -> Misaddressed | None:
-    """Return the one message of a standstill that has the wrong partner; None where there is none, or several."""
-    messages = [
-        (wait, call)
-        for wait in scene.waits
-        if wait.kind is WaitKind.POINT_TO_POINT and not wait.any_of
-        for call in scene.calls_in(wait).values()
-        if call.op in (SENDS, RECEIVES) and call.peer is not None
-    ]
+def misaddressed(scene: Scene, cycle: Sequence[Wait]) -> Misaddressed | None:
+    """Return the one message of a circle that has the wrong partner; None where there is none, or several."""
     found = [
         wrong
-        for wait, call in messages
-        if wait.absent
-        for other, its in messages
+        for wait in _messages(cycle)
+        for other in _messages(scene.waits)
+        if other.absent & wait.waiters and not other.waiters & wait.absent
+        for call in scene.calls_in(wait).values()
+        for its in scene.calls_in(other).values()
         if (wrong := _wrong(scene, wait, call, other, its)) is not None
     ]
     return found[0] if len(found) == 1 else None
 
 
+def _messages(waits: Sequence[Wait]) -> list[Wait]:
+    return [wait for wait in waits if wait.kind is WaitKind.POINT_TO_POINT and wait.absent and not wait.any_of]
+
+
 def _wrong(scene: Scene, wait: Wait, call: Issued, other: Wait, its: Issued) -> Misaddressed | None:
     opposite = {call.op, its.op} == {SENDS, RECEIVES} and its.payload == call.payload and other.group == wait.group
-    if not opposite or its.peer != call.rank or its.rank == call.peer or call.rank not in other.absent:
+    if not opposite or its.peer != call.rank:
         return None
     earlier = _earlier(scene.run.calls, wait, call)
     # To a rank that it served before it may just have been the next message, and that rank have left its side out.

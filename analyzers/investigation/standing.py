@@ -56,7 +56,7 @@ def _circle(scene: Scene, found: Standstill) -> Iterator[Incident]:
     if miscount is not None:
         yield miscount
         return
-    wrong = misaddressed(scene)
+    wrong = misaddressed(scene, cycle)
     if wrong is not None:
         yield _sent_wrong(scene, cycle, wrong)
         return

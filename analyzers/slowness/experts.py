@@ -27,7 +27,8 @@ class Arrivals:
 
 def arrivals_in(run: Run, grid: Grid) -> Iterator[Arrivals]:
     """Yield what exchanges with sizes of their own bring to each rank; none of which some step of a rank lacks."""
-    calls = run.calls[~(run.calls["phase"] == BACKWARD).to_numpy() & run.calls["rank"].isin(grid.ranks).to_numpy()]
+    of_grid = (run.calls["phase"] != BACKWARD).to_numpy() & run.calls["rank"].isin(grid.ranks).to_numpy()
+    calls = run.calls.loc[of_grid, ["op", "path", "rank", "step", "output_splits"]]
     calls = calls[calls["step"].isin(grid.steps) & calls["output_splits"].map(bool).astype(bool)]
     if calls.empty:
         return

@@ -6,13 +6,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distdiag import events
 from distdiag.engine import Engine
+from distdiag.engine.sql import Kinds
 
 if TYPE_CHECKING:
     import ibis
-
-Kinds = type[events.Event] | tuple[type[events.Event], ...]
 
 
 class HeldEngine(Engine):

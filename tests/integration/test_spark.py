@@ -23,7 +23,6 @@ from tests.logs import Logs
 pytest.importorskip("pyspark")
 pytestmark = [
     pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java"),
-    pytest.mark.xdist_group("spark"),  # one session, one Java machine
     pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark", "ignore::ResourceWarning"),
 ]
 SMALL = {
