@@ -6,6 +6,7 @@ from distdiag import events
 
 SECOND_NS = 1_000_000_000
 MANY_MEMBERS = 1
+LONGEST_MESSAGE = 160
 
 
 def fold(ranks: Iterable[int]) -> str:
@@ -39,3 +40,13 @@ def seconds(duration_ns: float) -> str:
 def counted(number: int, what: str) -> str:
     """Return ``1 call``, ``3 calls``."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def first_line(text: str) -> str:
+    """Return what an exception says first, cut where it gets long; a line that only announces is none by itself."""
+    lines = [line for line in map(str.strip, text.splitlines()) if line]
+    line = lines[0] if lines else text
+    if line.endswith(":") and len(lines) > 1:
+        line = f"{line} {lines[1]}"
+    line = line.rstrip(":.")
+    return line if len(line) <= LONGEST_MESSAGE else line[: LONGEST_MESSAGE - 1] + "…"

@@ -17,14 +17,13 @@ What to do
 from collections.abc import Iterator
 from dataclasses import replace
 
-from distdiag.analyzers._wording import named, verb
+from distdiag.analyzers._wording import first_line, named, verb
 from distdiag.analyzers.investigation import investigate
 from distdiag.analyzers.investigation.deaths import Death
 from distdiag.analyzers.investigation.incident import Disagreement, Incident
 from distdiag.analyzers.investigation.memory import fragmentation, held_at, memory_before
 from distdiag.analyzers.investigation.paths import short
 from distdiag.analyzers.investigation.telling import both_sides
-from distdiag.analyzers.rank_died import first_line
 from distdiag.findings import Finding
 from distdiag.run import Run
 

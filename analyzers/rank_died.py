@@ -16,7 +16,7 @@ What to do
 
 from collections.abc import Iterator
 
-from distdiag.analyzers._wording import named, verb
+from distdiag.analyzers._wording import first_line, named, verb
 from distdiag.analyzers.investigation import investigate
 from distdiag.analyzers.investigation.advice import advice_on
 from distdiag.analyzers.investigation.deaths import NO_SIGNAL, Death
@@ -27,7 +27,6 @@ from distdiag.run import Run
 
 CODE = "DD302"
 NAME = "rank-died"
-LONGEST_MESSAGE = 160
 
 
 def analyze(run: Run) -> Iterator[Finding]:
@@ -61,6 +60,8 @@ def _others(incident: Incident, death: Death) -> str:
         return "No rank is told here, and nobody is seen to wait"
     if not death.ranks:
         return f"Which rank it is does not stand beside it; {named(incident.victims)} waited or failed after it"
+    if death.raised_by:
+        return f"{named(death.raised_by)} failed together: the error that they raised names {named(death.ranks)}"
     if not incident.culprits:
         return "Every rank did, so none of them alone is at fault"
     if not incident.victims:
@@ -71,12 +72,6 @@ def _others(incident: Incident, death: Death) -> str:
 def unnamed(death: Death) -> str:
     """Return what a rank is called that nothing names."""
     return f"a process ({death.unnamed})" if death.unnamed else "a rank that nothing names"
-
-
-def first_line(text: str) -> str:
-    """Return the first line of an exception, cut where it gets long."""
-    line = text.strip().splitlines()[0] if text.strip() else text
-    return line if len(line) <= LONGEST_MESSAGE else line[: LONGEST_MESSAGE - 1] + "…"
 
 
 def _action(incident: Incident, death: Death) -> tuple[str, ...]:

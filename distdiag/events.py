@@ -444,6 +444,8 @@ class Fault(Event, kw_only=True, tag="fault"):
     """``type: message`` of the exceptions in the ``__context__`` chain, nearest first; of an exit, those handled."""
     origins: list[str] = []
     """Innermost user frame, ``file:line function``, of each of ``causes``; an empty text where none is known."""
+    direct_causes: int = 0
+    """How many of ``causes``, from the nearest on, were named as the cause: ``raise … from``."""
     code: int | None = None
     """Of an exit: what ``os._exit`` or ``sys.exit`` was given, or what a launcher saw."""
 

@@ -97,8 +97,18 @@ def record_exception(recorder: Recorder, error: BaseException, where: str, threa
             frames=recorder.sites.user_frames(frames_of(error.__traceback__)),
             causes=causes,
             origins=origins,
+            direct_causes=_direct_causes(error),
         )
     )
+
+
+def _direct_causes(error: BaseException) -> int:
+    """Return how many exceptions in a row behind one were named as the cause of the one before."""
+    count, seen = 0, {id(error)}
+    while error.__cause__ is not None and id(error.__cause__) not in seen and count < MAX_CAUSES:
+        error, count = error.__cause__, count + 1
+        seen.add(id(error))
+    return count
 
 
 def qualified(kind: type[BaseException]) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from distdiag.analyzers._wording import first_line
 from distdiag.analyzers.investigation.creation import GroupLists, asked_by_rank, differing_lists
 from distdiag.analyzers.investigation.deaths import Death, deaths_of
 from distdiag.analyzers.investigation.divergence import Divergence, divergence_of
@@ -266,17 +267,18 @@ def _deaths(run: Run, deaths: Iterable[Death], stuck: frozenset[int]) -> Iterato
     for death in deaths:
         memory = death.cause == Name.MEMORY
         everybody = len(death.ranks) == len(run.ranks) > 1
+        came_up = f"it came to the top as {first_line(death.came_up_as)}" if death.came_up_as else ""
         yield Incident(
             name=Name.MEMORY if memory else RANK_DIED,
             time_ns=death.time_ns,
             basis=death,
             culprits=() if everybody else death.ranks,
-            victims=tuple(sorted(stuck - set(death.ranks))),
+            victims=tuple(sorted((stuck | set(death.raised_by)) - set(death.ranks))),
             step=death.step,
             site=death.site,
             sites=dict.fromkeys(death.ranks, death.site) if death.site is not None else {},
             cause=death.cause,
-            evidence=(f"{death.what}",),
+            evidence=tuple(text for text in (death.what, came_up, death.reason) if text),
         )
 
 

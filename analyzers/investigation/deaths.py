@@ -3,10 +3,11 @@
 import bisect
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from signal import SIGKILL
 from typing import Any
 
+from distdiag.analyzers.investigation.accused import accused
 from distdiag.analyzers.investigation.last_seen import LastSeen
 from distdiag.analyzers.investigation.lives import CONNECTION, SECOND_NS, TIMEOUT, End, Life
 from distdiag.analyzers.investigation.paths import Frames, location
@@ -48,6 +49,12 @@ class Death:
     step: int
     seen_by: tuple[int, ...] = ()
     """Ranks whose connection to a silent one broke."""
+    came_up_as: str = ""
+    """The exception that reached the top, where it was raised from the one that ``what`` says."""
+    raised_by: tuple[int, ...] = ()
+    """Ranks that raised an error which says that it is about ``ranks``."""
+    reason: str = ""
+    """Why it is about them, where errors had to be compared for that."""
     unnamed: str = ""
     """What a launcher calls it where no rank is told: ``local rank 3, process 812917``."""
 
@@ -99,6 +106,16 @@ def _together(deaths: Iterable[Death]) -> Death:
     """Return one death of several alike."""
     ordered = sorted(deaths, key=lambda death: (death.time_ns, death.ranks))
     first = ordered[0]
+    about = accused({rank: death.what for death in ordered for rank in death.ranks}) if first.ranks else None
+    if about is not None:
+        return replace(
+            first,
+            ranks=about.ranks,
+            what=about.what,
+            frames=about.frames or first.frames,
+            reason=about.reason,
+            raised_by=tuple(sorted(rank for death in ordered for rank in death.ranks)),
+        )
     return Death(
         ranks=tuple(sorted(rank for death in ordered for rank in death.ranks)),
         time_ns=first.time_ns,
@@ -107,6 +124,7 @@ def _together(deaths: Iterable[Death]) -> Death:
         frames=first.frames,
         step=first.step,
         seen_by=tuple(sorted({rank for death in ordered for rank in death.seen_by})),
+        came_up_as=first.came_up_as,
         unnamed=first.unnamed,
     )
 
@@ -138,6 +156,16 @@ def own_error(
     if is_consequence(chain[-1]) or (failed_before is not None and is_consequence(failed_before)):
         return None
     return chain[0]
+
+
+def _behind(fault: Any, error: str) -> str:
+    """Return the first of the exceptions that an error was raised from: wrappers say where they noticed it."""
+    direct = whole(fault.direct_causes) or 0
+    behind = list(zip(fault.causes, fault.origins, strict=False))[:direct]
+    if error != f"{fault.type}: {fault.message}" or not behind or is_consequence(behind[-1][0]):
+        return error
+    cause, origin = behind[-1]
+    return cause if origin else error
 
 
 def _raised_at(fault: Any, error: str) -> Frames:
@@ -208,13 +236,16 @@ class _Registry:
                 handled=self._handled.get(life.rank),
             )
             if error is not None:
+                root = _behind(fault, error)
+                told = root if root.partition(": ")[2].strip() else error
                 memory = fault.fault == OUT_OF_MEMORY or any(MEMORY_ERROR.search(text) for text in chain)
                 return Death(
                     ranks=(life.rank,),
                     time_ns=self._when(life, fault, error),
                     cause=OUT_OF_MEMORY if memory else "exception",
-                    what=error,
-                    frames=_raised_at(fault, error),
+                    what=told,
+                    came_up_as=error if told != error else "",
+                    frames=_raised_at(fault, root),
                     step=int(fault.step),
                 )
         return None
