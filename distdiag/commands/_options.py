@@ -23,6 +23,18 @@ def logs_argument(function: Command) -> Command:
     )(function)
 
 
+def several_logs_argument(function: Command) -> Command:
+    """Add the folders or files, one or more, that a command reads as one run."""
+    return click.argument(
+        "logs",
+        type=click.Path(path_type=Path),
+        nargs=-1,
+        envvar="DISTDIAG_DIR",
+        default=(DEFAULT_DIRECTORY,),
+        metavar="[LOGS]...",
+    )(function)
+
+
 def chosen_ranks(text: str | None) -> tuple[int, ...] | None:
     """Return the ranks that an option names as ``0-7,12``; None where it was not given."""
     if text is None:

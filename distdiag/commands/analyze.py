@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ import click
 
 from distdiag.allocation import reuse_freed, without_collecting
 from distdiag.commands import _options
+from distdiag.commands._survey import survey
 from distdiag.errors import DistdiagError
 from distdiag.reporters import DRAWING, REPORTERS, Reporter
 
@@ -25,27 +26,35 @@ PAGE = Path("distdiag_report.html")
 
 
 @click.command("analyze", short_help="Say what went wrong in a run, and what to do.")
-@_options.logs_argument
+@_options.several_logs_argument
 @_options.engine_option
 @_options.report_options
-def command(logs: Path, form: str, output: Path | None, engine: str) -> int:
+def command(logs: tuple[Path, ...], form: str, output: Path | None, engine: str) -> int:
     """Say what went wrong in a run: what happened first, on which rank, and what to do.
 
-    LOGS is the folder that the run wrote (default: $DISTDIAG_DIR or distdiag_logs).
+    LOGS is the folder that the run wrote (default: $DISTDIAG_DIR or distdiag_logs). Several folders or files, archives
+    too, are read as one run, as where each host wrote its own. Of a folder of several runs each gets its verdict in a
+    line.
 
-    Exit code: 0 healthy, 1 any other verdict, 2 the logs cannot be analysed.
+    Exit code: 0 healthy, 1 any other verdict, also of one of several runs, 2 the logs cannot be analysed.
     """
     if form in DRAWING and output is None and sys.stdout.isatty():
         output = PAGE
         click.echo(f"the page is in {output}")
-    return analyze(logs, REPORTERS[form], output, pictured=form in DRAWING, engine=engine)
+    try:
+        return analyze(*logs, reporter=REPORTERS[form], output=output, pictured=form in DRAWING, engine=engine)
+    except DistdiagError as error:
+        from distdiag.importers import SeveralRunsError
+
+        if not isinstance(error, SeveralRunsError) or REPORTERS[form] is not REPORTERS["text"] or output is not None:
+            raise
+        return survey(error)
 
 
 def analyze(
-    logs: Path,
+    *logs: Path,
     reporter: Reporter,
     output: Path | None = None,
-    *,
     pictured: bool = False,
     engine: str = _options.EMBEDDED,
 ) -> int:
@@ -67,26 +76,28 @@ def analyze(
     return 0 if report.verdict.name == HEALTHY else 1
 
 
-def _begin(logs: Path, engine: str) -> Callable[[], "Run"]:
+def _begin(logs: Sequence[Path], engine: str) -> Callable[[], "Run"]:
     """Begin to read logs, and return what returns them."""
     from distdiag import importers, remote
 
-    uri = remote.uri_of(logs)
+    uri = next((uri for path in logs if (uri := remote.uri_of(path)) is not None), None)
     if engine != _options.EMBEDDED:
         return functools.partial(_on_spark, logs, uri, engine)
     if uri is not None:
         raise DistdiagError(f"{uri} does not lie on this machine", "read it with --engine spark, or copy it here")
-    return importers.begin(logs)
+    return importers.begin(*logs)
 
 
-def _on_spark(logs: Path, uri: str | None, engine: str) -> "Run":
+def _on_spark(logs: Sequence[Path], uri: str | None, engine: str) -> "Run":
     from distdiag import importers, remote
     from distdiag.engine import spark
 
+    if uri is not None and len(logs) > 1:
+        raise DistdiagError(f"{uri} cannot be read together with other folders", "name one folder")
     session = spark.session_of(spark.LOCAL if engine == _options.SPARK else engine)
     if uri is not None:
         return remote.load(uri, session)
-    run = importers.load(logs, written=True)  # executors read files
+    run = importers.load(*logs, written=True)  # executors read files
     return dataclasses.replace(run, engine=spark.SparkEngine(session, run.engine))
 
 

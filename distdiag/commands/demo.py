@@ -43,7 +43,7 @@ def command(scenario: str, logs: Path | None, listing: bool) -> None:
     directory = logs or Path(tempfile.mkdtemp(prefix=f"distdiag-{scenario}-"))
     click.echo(f"{scenario}: {SCENARIOS[scenario]}\n", err=True)
     record(scenario, directory, sys.stderr)
-    analyze(directory, REPORTERS["text"])
+    analyze(directory, reporter=REPORTERS["text"])
     click.echo(f"\nThe program, its output and its logs are in {directory}", err=True)
 
 

@@ -20,13 +20,25 @@ from distdiag.engine.packs import Manifest, Told, manifest_of
 from distdiag.errors import DistdiagError
 from distdiag.importers import flight_recorder, op_tables, profiler
 from distdiag.importers._contract import Imported, Importer, Measured, TableImporter
+from distdiag.importers._launches import SeveralRunsError, named
 from distdiag.importers._merging import held, merged
-from distdiag.importers._sorting import Sorted, sorted_files
+from distdiag.importers._sorting import Scratch, Sorted, sorted_files
 from distdiag.run import Measurements, Quality, Run
 from distdiag.run.packing import Packed
 from distdiag.run.packing import pack as write
 
-__all__ = ["IMPORTERS", "TABLES", "Imported", "Importer", "Measured", "TableImporter", "begin", "load", "pack"]
+__all__ = [
+    "IMPORTERS",
+    "TABLES",
+    "Imported",
+    "Importer",
+    "Measured",
+    "SeveralRunsError",
+    "TableImporter",
+    "begin",
+    "load",
+    "pack",
+]
 
 if TYPE_CHECKING:
     from distdiag.importers import stacks as _stacks
@@ -42,26 +54,34 @@ IMPORTERS: tuple[Importer, ...] = (flight_recorder, _stacks, _stderr)
 TABLES: tuple[TableImporter, ...] = (op_tables, profiler)
 
 
-def load(path: Path, *, written: bool = False) -> Run:
-    """Read whatever a directory holds as a run: own logs as they are, foreign files converted, tables beside them.
+def load(*paths: Path, written: bool = False) -> Run:
+    """Read whatever folders and files hold as one run: own logs, foreign files converted, tables beside them.
 
     What is converted becomes files when something asks for them; ``written`` says that they are wanted now.
 
-    Raises ``DistdiagError`` when there is nothing that could be analysed.
+    Raises ``DistdiagError`` when there is nothing that could be analysed, ``SeveralRunsError`` where there is more
+    than one run.
     """
-    return begin(path, written=written)()
+    return begin(*paths, written=written)()
 
 
-def begin(path: Path, *, written: bool = False) -> Callable[[], Run]:
+def begin(*paths: Path, written: bool = False) -> Callable[[], Run]:
     """Begin to read what ``load`` reads, and return what returns it: meanwhile there may be libraries to import."""
-    manifest = manifest_of(path)
-    if manifest is not None:
-        return functools.partial(_unpacked, path, manifest)
-    files = sorted_files(path, IMPORTERS, TABLES)
-    return functools.partial(_loaded, path, files, _begun(files.foreign), written)
+    files = _sorted(paths)
+    manifest = None if files.loadable is None else manifest_of(files.loadable)
+    if files.loadable is not None and manifest is not None:
+        return functools.partial(_unpacked, files.loadable, manifest, files.scratch)
+    return functools.partial(_loaded, named(paths), files, _begun(files.foreign), written)
 
 
-def _loaded(path: Path, files: Sorted, begun: Sequence[Iterable[Imported]], written: bool) -> Run:
+def _sorted(paths: Sequence[Path]) -> Sorted:
+    for path in paths:
+        if not path.exists():
+            raise DistdiagError(f"no such file or directory: {path}", "pass the directory given to distdiag.install()")
+    return sorted_files(paths, IMPORTERS, TABLES)
+
+
+def _loaded(path: str, files: Sorted, begun: Sequence[Iterable[Imported]], written: bool) -> Run:
     tables, notes = _measured(files)
     with without_collecting():
         imported, unread = _read(begun)
@@ -85,51 +105,49 @@ def pack(path: Path, folder: Path) -> tuple[Packed, tuple[str, ...]]:
 
     Returns what was written, and what was left out in words. Raises ``DistdiagError`` where no records are found.
     """
-    if manifest_of(path) is not None:
-        raise DistdiagError(f"{path} is packed already", "analyse it as it is")
-    files = sorted_files(path, IMPORTERS, TABLES)
+    files = _sorted((path,))
+    if files.loadable is not None and manifest_of(files.loadable) is not None:
+        raise DistdiagError(f"{files.loadable} is packed already", "analyse it as it is")
     left_out = tuple(f"{len(found)} {table.NAME} files are not packed" for table, found in files.tables.items())
     imported, notes = _read(_begun(files.foreign))
-    if not imported:
-        return write(path, folder), left_out
+    if not imported and files.loadable is not None:
+        return write(files.loadable, folder), left_out
+    if not imported and not files.own:
+        raise _nothing(str(path), files, notes)
     quality = _told(Quality(files=0, bytes=0), files, Measurements(), notes)
     told = Told(files=quality.files, bytes=quality.bytes, notes=quality.notes)
     with tempfile.TemporaryDirectory(prefix="distdiag-") as directory:
         return write(merged(files.own, imported, Path(directory)), folder, told), left_out
 
 
-def _unpacked(path: Path, manifest: Manifest) -> Run:
+def _unpacked(path: Path, manifest: Manifest, scratch: Scratch) -> Run:
     """Return a packed run with the quality of the sources that it was made of."""
     loaded, told = run.load(path), manifest.told
+    weakref.finalize(loaded.engine, scratch.release)
     if told is None:
         return loaded
     quality = dataclasses.replace(loaded.quality, files=told.files, bytes=told.bytes, notes=told.notes)
     return dataclasses.replace(loaded, quality=quality)
 
 
-def _records(path: Path, files: Sorted, imported: Sequence[Imported], notes: tuple[str, ...], *, written: bool) -> Run:
+def _records(path: str, files: Sorted, imported: Sequence[Imported], notes: tuple[str, ...], *, written: bool) -> Run:
     """Return the run of own logs and of the records of other sources."""
-    if not files.foreign:
-        if path.is_file() and not files.own:
-            raise DistdiagError(
-                f"nothing in {path} is understood",
-                "it is no log of a rank, no dump, no table of operations, and no output that tells of a failure",
-            )
-        return run.load(path)
     if not imported and not files.own:
-        if set(files.foreign) == {_stderr}:
-            raise DistdiagError(
-                f"nothing in {path} tells of a failure",
-                "what a job prints tells something only where it failed; recording tells more: distdiag run train.py",
-            )
-        raise DistdiagError(
-            f"nothing could be read from {_count(files)} in {path}" + "".join(f"; {note}" for note in notes[:1]),
-            "are they whole? dumps and logs are read, archives have to be unpacked first",
-        )
-    logs = None if files.own or written else held(imported)
-    if logs:
+        raise _nothing(path, files, notes)
+    if files.loadable is not None and not files.foreign:
+        loaded = run.load(files.loadable)
+        told = _noted(loaded.quality, files)
+    elif logs := None if files.own or written else held(imported):
         loaded = run.load_held(logs)
-        return dataclasses.replace(loaded, quality=_told(loaded.quality, files, Measurements(), notes))
+        told = _told(loaded.quality, files, Measurements(), notes)
+    else:
+        loaded = _merged(files, imported)
+        told = _told(loaded.quality, files, Measurements(), notes)
+    weakref.finalize(loaded.engine, files.scratch.release)
+    return dataclasses.replace(loaded, quality=told)
+
+
+def _merged(files: Sorted, imported: Sequence[Imported]) -> Run:
     directory = Path(tempfile.mkdtemp(prefix="distdiag-"))
     try:
         loaded = run.load(merged(files.own, imported, directory))
@@ -138,7 +156,33 @@ def _records(path: Path, files: Sorted, imported: Sequence[Imported], notes: tup
         raise
     # The engine reads the files as long as any run made of this one lives.
     weakref.finalize(loaded.engine, shutil.rmtree, directory, ignore_errors=True)
-    return dataclasses.replace(loaded, quality=_told(loaded.quality, files, Measurements(), notes))
+    return loaded
+
+
+def _nothing(path: str, files: Sorted, notes: Sequence[str]) -> DistdiagError:
+    """Return why there is nothing to analyse."""
+    if set(files.foreign) == {_stderr}:
+        return DistdiagError(
+            f"nothing in {path} tells of a failure",
+            "what a job prints tells something only where it failed; recording tells more: distdiag run train.py",
+        )
+    if files.foreign:
+        said = "".join(f"; {note}" for note in notes[:1])
+        return DistdiagError(f"nothing could be read from {_count(files)} in {path}{said}", "are they whole?")
+    notes = (*files.notes, *files.left_out)
+    if not notes:
+        return DistdiagError(
+            f"no logs in {path}: there is nothing in it", "pass the directory given to distdiag.install()"
+        )
+    return DistdiagError(
+        f"nothing in {path} is understood: {'; '.join(notes)}",
+        "logs of ranks, dumps, traces, tables of operations, stacks, and output that tells of a failure are",
+    )
+
+
+def _noted(quality: Quality, files: Sorted) -> Quality:
+    """Return the quality of logs that are read as they are, with what else lies there."""
+    return dataclasses.replace(quality, notes=(*quality.notes, *files.left_out))
 
 
 def _told(quality: Quality, files: Sorted, tables: Measurements, notes: tuple[str, ...]) -> Quality:
@@ -147,7 +191,7 @@ def _told(quality: Quality, files: Sorted, tables: Measurements, notes: tuple[st
         files=sum(1 for _ in files.all),
         bytes=sum(file.stat().st_size for file in files.all),
         measured_rows=tables.rows,
-        notes=(*notes, *files.notes),
+        notes=(*notes, *files.notes, *files.left_out),
     )
 
 

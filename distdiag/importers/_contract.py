@@ -9,6 +9,9 @@ from distdiag.events import Call, Event, Status
 from distdiag.run import Measurements
 from distdiag.run.held import Rows
 
+OWN_BESIDES = ".crash.txt"
+"""What recording leaves beside its logs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:

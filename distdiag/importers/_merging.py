@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 
 from distdiag import events
-from distdiag.importers._contract import Imported
+from distdiag.importers._contract import OWN_BESIDES, Imported
 from distdiag.journal.segments import file_name, log_name, read_lines
 from distdiag.run.frames import TIMES
 from distdiag.run.held import MOST_HELD, HeldLog
 from distdiag.run.launch import processes_of
-from distdiag.run.logfiles import LogFile, discover
+from distdiag.run.logfiles import LogFile, discover, place_in
 
 FACTS = (events.Path, events.Fault, events.Stack, events.Status, events.Memory)
 """Kinds that a second source may add to what a first one tells of a rank."""
@@ -33,8 +33,8 @@ _encoder = msgspec.json.Encoder()
 
 def merged(own: Sequence[Path], imported: Sequence[Imported], directory: Path) -> Path:
     """Write everything into ``directory`` and return it."""
-    for file in own:
-        (directory / file.name).symlink_to(file.resolve())
+    for file, name in _names(own):
+        (directory / name).symlink_to(file.resolve())
     recorded = _recorded(directory) if own else {}
     by_log: dict[tuple[int | None, int], list[Imported]] = {}
     for each in imported:
@@ -49,6 +49,27 @@ def merged(own: Sequence[Path], imported: Sequence[Imported], directory: Path) -
         else:
             _write(directory / file_name(log_name(rank), attempt, 0), _one_log(sources))
     return directory
+
+
+def _names(own: Sequence[Path]) -> Iterator[tuple[Path, str]]:
+    """Yield own files with the names under which they can lie in one folder.
+
+    What another folder has too is of a later attempt, in the order of the folders; what was renamed is named anew.
+    """
+    taken: dict[tuple[str, int], Path] = {}
+    shifts: dict[Path, int] = {}
+    for file in own:
+        crash = file.name.endswith(OWN_BESIDES)
+        stem, attempt, segment = place_in(
+            file.with_name(file.name.removesuffix(OWN_BESIDES) + ".jsonl") if crash else file
+        )
+        attempt += shifts.get(file.parent, 0)
+        if taken.get((stem, attempt), file.parent) != file.parent:
+            shifts[file.parent] = 1 + max(number for _, number in taken)
+            attempt += shifts[file.parent]
+        taken[stem, attempt] = file.parent
+        name = file_name(stem, attempt, segment)
+        yield file, name.removesuffix(".jsonl") + OWN_BESIDES if crash else name
 
 
 def held(imported: Sequence[Imported]) -> list[HeldLog] | None:

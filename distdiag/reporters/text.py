@@ -137,6 +137,11 @@ def _split(summary: str) -> tuple[str, list[str]]:
     return headline.rstrip("."), rest
 
 
+def first_sentence(summary: str) -> str:
+    """Return what the headline of a verdict says."""
+    return _split(summary)[0]
+
+
 def _ranks(report: Report, width: int) -> list[Line]:
     """One row for all ranks that are at the same place: who, where, since when; the culprits come first."""
     culprits, positions = report.verdict.culprits, report.positions

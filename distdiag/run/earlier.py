@@ -25,7 +25,7 @@ def earlier_of(processes: Sequence[Process], launch: Launch) -> tuple[Members, .
         and process.supported
         and process.rank is not None
         and 0 < process.start_ns < began
-        and _same_job(process.run, launch.run)
+        and same_job(process.run, launch.run)
     ]
     return _attempts(sorted(former, key=lambda process: (process.start_ns, process.stem)))
 
@@ -44,7 +44,7 @@ def _attempts(ordered: Sequence[Process]) -> tuple[Members, ...]:
     return tuple(dict(sorted(attempt.items())) for attempt in attempts)
 
 
-def _same_job(one: str | None, other: str | None) -> bool:
+def same_job(one: str | None, other: str | None) -> bool:
     """Return whether two launches bear the name of one job: ``job@address``, the job left out where it has no name."""
     if one == other:
         return True

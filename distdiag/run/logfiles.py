@@ -1,7 +1,9 @@
 """Which files of a directory are logs, and how much of each is written."""
 
 import os
+import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from distdiag.journal.segments import place_of, rank_of, segments_of
 from distdiag.run.held import HeldLog
 
 BLOCK_BYTES = 4096
+_RENAMED = re.compile(r"(?:\.(?:jsonl|json|txt|log))+$", re.IGNORECASE)
 PROBES = 8
 """Blocks looked at behind the supposed end; a log with a hole in it is rare, but must not lose its second half."""
 LAST_LINES_BYTES = 64 << 10
@@ -72,6 +75,23 @@ def discover(path: Path) -> tuple[LogFile, ...]:
         raise DistdiagError(
             f"cannot read {error.filename or path}: {error.strerror}", "check its permissions"
         ) from error
+
+
+def discover_files(files: Sequence[Path]) -> tuple[LogFile, ...]:
+    """Return some files, whatever they are called, as logs, segments of a process in order.
+
+    Raises ``DistdiagError`` where one cannot be read.
+    """
+    places = sorted((*place_in(file), file) for file in files)
+    try:
+        return tuple(_describe(file, stem, attempt, segment, rank_of(stem)) for stem, attempt, segment, file in places)
+    except OSError as error:
+        raise DistdiagError(f"cannot read {error.filename}: {error.strerror}", "check its permissions") from error
+
+
+def place_in(file: Path) -> tuple[str, int, int]:
+    """Return stem, attempt and segment of a log, which may have been renamed: ``rank00000.jsonl.txt``."""
+    return place_of(file.name) or place_of(_RENAMED.sub("", file.name) + ".jsonl") or (file.name, 0, 0)
 
 
 def first_lines(log: LogFile, size: int = LAST_LINES_BYTES) -> list[bytes]:

@@ -42,7 +42,7 @@ def test_a_verdict_on_dumps_asks_no_database(tmp_path: Path) -> None:
     loaded = run_python(
         "import sys; from pathlib import Path; from distdiag.commands.analyze import analyze\n"
         "from distdiag.reporters import REPORTERS\n"
-        "analyze(Path(sys.argv[1]), REPORTERS['json'], Path(sys.argv[2]))\n"
+        "analyze(Path(sys.argv[1]), reporter=REPORTERS['json'], output=Path(sys.argv[2]))\n"
         "print(*{'pandas', 'ibis', 'duckdb'} & set(sys.modules))",
         str(tmp_path),
         str(tmp_path / "report.json"),

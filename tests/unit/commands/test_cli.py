@@ -77,7 +77,7 @@ def test_run_is_reached_through_the_group_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("nonsense",), ("analyze", "--format", "xml", "."), ("analyze", "a", "b"), ("demo", "nonsense")]
+    "arguments", [("nonsense",), ("analyze", "--format", "xml", "."), ("watch", "a", "b"), ("demo", "nonsense")]
 )
 def test_bad_usage_exits_with_2(arguments: tuple[str, ...]) -> None:
     done = distdiag(*arguments)
