@@ -74,7 +74,8 @@ def analyze(run: Run) -> Iterator[Finding]:
 def _units(run: Run) -> "pd.Series[float]":
     """Return the bytes that each unit gathers, the largest unit first."""
     calls = run.calls
-    calls = calls[calls["op"].astype(str).str.startswith(GATHERING) & calls["module"].notna() & ~calls["p2p"]]
+    gathering = [op for op in calls["op"].cat.categories if op.startswith(GATHERING)]
+    calls = calls[calls["op"].isin(gathering) & calls["module"].notna() & ~calls["p2p"]]
     each = calls[["module", "size_bytes", "members"]].drop_duplicates(["module", "size_bytes"])
     gathered = each["size_bytes"].astype("float64") * each["members"].map(lambda ranks: len(ranks or ()))
     units: pd.Series[float] = gathered.groupby(each["module"].astype(str)).max().astype("float64")

@@ -79,8 +79,9 @@ def analyze(run: Run) -> Iterator[Finding]:
 
 def _repeated(run: Run) -> Repeated | None:
     calls = run.calls
-    reducing = calls["op"].astype(str).str.startswith(REDUCING) & (calls["phase"] == "backward")
-    calls = calls.loc[reducing & (calls["backwards"] > 0), [*KIND, "rank", "step", "backwards", "path"]]
+    reducing = [op for op in calls["op"].cat.categories if op.startswith(REDUCING)]
+    wanted = calls["op"].isin(reducing) & (calls["phase"] == "backward") & (calls["backwards"] > 0)
+    calls = calls.loc[wanted, [*KIND, "rank", "step", "backwards", "path"]]
     passes = run.steps.loc[run.steps["backwards"].notna(), ["rank", "step", "backwards"]]
     passes = passes.rename(columns={"backwards": "passes"})
     if calls.empty or passes["step"].nunique() < ENOUGH_STEPS or passes["passes"].median() < 2:

@@ -49,7 +49,8 @@ def size_mismatches(run: Run, calls: pd.DataFrame) -> Iterator[SizeMismatch]:
         return
     sized = _with_sizes(foreign)
     wrong = sized[sized["wrong"]]
-    exchanged = sized[sized["op"].isin(EXCHANGES) & (sized["input_splits"].map(len) == 0)]
+    exchanged = sized[sized["op"].isin(EXCHANGES)]
+    exchanged = exchanged[exchanged["input_splits"].map(len) == 0]
     totals = exchanged.groupby(["group_key", "seq"], observed=True).agg(
         count=("rank", "nunique"), size=("size", "first"), sent=("numel", "sum"), room=("output_numel", "sum")
     )
@@ -84,11 +85,14 @@ def _first_seqs(totals: pd.DataFrame) -> "pd.Series[int]":
 
 def _with_sizes(calls: pd.DataFrame) -> pd.DataFrame:
     """Return calls with the size of their group, the elements of their outputs, and whether their sizes can be."""
-    columns = ["op", "shapes", "output_shapes", "group_key"]  # hashing thousands of members for each call takes long
-    codes = np.stack([pd.factorize(calls[column])[0] for column in columns])
-    _, firsts, position = np.unique(codes, axis=1, return_index=True, return_inverse=True)
-    distinct = [_sized(row.op, row.shapes, row.output_shapes, row.members) for row in records(calls.iloc[firsts])]
-    table = pd.DataFrame(distinct, columns=["output_numel", "size", "wrong"]).iloc[np.ravel(position)]
+    position = np.zeros(len(calls), dtype=np.int64)
+    for column in ("op", "shapes", "output_shapes", "group_key"):  # hashing members for each call takes long
+        codes, values = pd.factorize(calls[column])
+        # Few combinations occur, so that the product stays small; -1 is a value that is missing.
+        position, _ = pd.factorize(position * (len(values) + 1) + codes + 1)
+    firsts = ~pd.Series(position).duplicated().to_numpy()  # they are numbered in the order in which they come
+    distinct = [_sized(row.op, row.shapes, row.output_shapes, row.members) for row in records(calls[firsts])]
+    table = pd.DataFrame(distinct, columns=["output_numel", "size", "wrong"]).iloc[position]
     return calls.assign(output_numel=table["output_numel"].array, size=table["size"].array, wrong=table["wrong"].array)
 
 
