@@ -584,6 +584,8 @@ def decode(line: bytes) -> Record:
 
 def folded(ranks: Sequence[int]) -> str:
     """Return ranks in short: ``0-2,5``; the order is kept, for it is part of what a group is."""
+    if len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):  # as most large groups are
+        return f"{ranks[0]}-{ranks[-1]}"
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:

@@ -1,6 +1,7 @@
 """One file of PyTorch's flight recorder as typed values, whatever its schema, its format and its defects."""
 
 import functools
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -109,7 +110,8 @@ class Dump:
 def read_dump(path: Path) -> Dump:
     """Return what a dump says; raise ``RefusedError`` where it is none, and ``OSError`` where it cannot be read."""
     with path.open("rb") as file:
-        data = file.read(MAX_BYTES + 1)
+        # Not more than there is: making room for the most there may be takes as long as reading it.
+        data = file.read(min(os.fstat(file.fileno()).st_size, MAX_BYTES) + 1)
     if len(data) > MAX_BYTES:
         raise RefusedError(f"it has more than {MAX_BYTES} bytes")
     pickled = not is_json(data)

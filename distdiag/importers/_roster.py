@@ -34,9 +34,7 @@ class Roster:
     def __init__(self, transcripts: Sequence[Transcript]) -> None:
         """Compare the transcripts of all ranks."""
         self._by_rank = {transcript.rank: transcript for transcript in transcripts}
-        self.world_size = max(
-            (1 + rank for transcript in transcripts for rank in (transcript.rank, *_configured(transcript))), default=0
-        )
+        self.world_size = 1 + max((max(each.rank, _highest(each)) for each in transcripts), default=-1)
         self._users: dict[tuple[str, str], list[int]] = {}
         for transcript in transcripts:
             for facts in transcript.groups.values():
@@ -198,9 +196,9 @@ def hash_together(digests: Sequence[int]) -> int:
     return mixed
 
 
-def _configured(transcript: Transcript) -> Iterator[int]:
-    for config in transcript.dump.configs.values():
-        yield from config.ranks
+def _highest(transcript: Transcript) -> int:
+    """Return the highest rank in the groups that were configured, -1 where there are none."""
+    return max((max(config.ranks, default=-1) for config in transcript.dump.configs.values()), default=-1)
 
 
 def _progress(transcript: Transcript) -> Iterator[tuple[str, Progress]]:

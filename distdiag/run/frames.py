@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -104,7 +105,8 @@ def frame(columns: Mapping[str, str], values: Mapping[str, Any]) -> pd.DataFrame
 
 def empty(columns: Mapping[str, str]) -> pd.DataFrame:
     """Return a frame without rows."""
-    return frame(columns, {name: [] for name in columns})
+    values = {name: _nothing(dtype) for name, dtype in columns.items()}
+    return pd.DataFrame(values, index=pd.RangeIndex(0), copy=False)
 
 
 def frame_of(
@@ -118,6 +120,8 @@ def frame_of(
     ``path_of`` maps rank and path number to the run's path id; ``offsets`` holds what to add to a rank's clock.
     """
     columns = columns_of(kind)
+    if not ranked:  # as it is with most kinds
+        return empty(columns)
     values: dict[str, list[Any]] = {
         name: [getattr(item.record, name) for item in ranked] for name in columns if name != "rank"
     }
@@ -149,7 +153,14 @@ def frozen(value: Any) -> Any:
 def _series(values: Any, dtype: str, index: pd.RangeIndex) -> pd.Series[Any]:
     if dtype == "object" and not isinstance(values, np.ndarray):
         values = objects(values)
+    if isinstance(values, np.ndarray) and str(values.dtype) == dtype != "object":
+        return pd.Series(values, index=index, copy=False)  # told its type, it would compare all values with themselves
     return pd.Series(values, index=index, dtype=dtype, copy=False)
+
+
+@functools.cache
+def _nothing(dtype: str) -> Any:
+    return np.empty(0, dtype=np.object_) if dtype == "object" else pd.Series([], dtype=dtype).array
 
 
 def _dtype_of(annotation: Any) -> str:

@@ -94,16 +94,20 @@ def _numbers(logs: Sequence[held.Rows], name: str, dtype: str, default: Any) -> 
             values=constant(plain(default or 0), size), gaps=constant(True, size) if default is None else None
         )
     values = [rows.numbers[name] if name in rows.numbers else constant(plain(default or 0), len(rows)) for rows in logs]
-    gaps = [rows.gaps[name] if name in rows.gaps else _gaps(name, rows, default) for rows in logs]
-    missing = dtype != "int64" and any(each.any() for each in gaps)
     return Column(
-        values=np.concatenate(values, dtype=plain, casting="unsafe"), gaps=np.concatenate(gaps) if missing else None
+        values=np.concatenate(values, dtype=plain, casting="unsafe"),
+        gaps=None if dtype in ("int64", "bool") else _gaps(logs, name, default),
     )
 
 
-def _gaps(name: str, rows: held.Rows, default: Any) -> Booleans:
-    gaps: Booleans = constant(name not in rows.numbers and default is None, len(rows))
-    return gaps
+def _gaps(logs: Sequence[held.Rows], name: str, default: Any) -> Booleans | None:
+    """Return where a column has gaps, None where it has none."""
+    told = [name in rows.numbers or default is not None for rows in logs]
+    if all(told) and not any(name in rows.gaps for rows in logs):
+        return None
+    gaps = [rows.gaps.get(name, constant(not here, len(rows))) for rows, here in zip(logs, told, strict=True)]
+    found: Booleans = np.concatenate(gaps, dtype=bool)
+    return found if found.any() else None
 
 
 def _texts(logs: Sequence[held.Rows], name: str, default: Any) -> Column:

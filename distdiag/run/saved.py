@@ -7,11 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distdiag.checkpoints.records import METADATA, Stamp, digest_of, read_stamp
+from distdiag.deferred import deferred
 from distdiag.run.frames import empty, frame
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from distdiag.checkpoints import records
+else:
+    records = deferred("distdiag.checkpoints.records")  # few runs that are looked at saved any
 
 SAVES = ("checkpoint save", "checkpoint upload")
 """Phases in which a checkpoint is written."""
@@ -59,9 +63,9 @@ def checkpoints_frame(phases: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _look(directories: Sequence[str]) -> dict[str, Stamp | None]:
+def _look(directories: Sequence[str]) -> dict[str, records.Stamp | None]:
     """Return what is known of the checkpoints that can be seen from here, as far as they answer in time."""
-    seen: dict[str, Stamp | None] = {}
+    seen: dict[str, records.Stamp | None] = {}
     if not directories:
         return seen
     looking = threading.Thread(target=_see, args=(directories, seen), name="distdiag-checkpoints", daemon=True)
@@ -74,11 +78,11 @@ def _see(directories: Sequence[str], seen: dict[str, Any]) -> None:
     for directory in directories:
         path = Path(directory)
         if path.is_dir():
-            stamp = read_stamp(path)
-            valid = stamp is not None and stamp.metadata_digest in (digest_of(path), _gone(path))
+            stamp = records.read_stamp(path)
+            valid = stamp is not None and stamp.metadata_digest in (records.digest_of(path), _gone(path))
             seen[directory] = stamp if valid else None
 
 
 def _gone(path: Path) -> int | None:
     """Return the digest that a stamp has of metadata that are not there."""
-    return None if (path / METADATA).exists() else 0
+    return None if (path / records.METADATA).exists() else 0
