@@ -10,6 +10,9 @@ from distdiag.importers._text.normalise import Bar
 from distdiag.importers._text.stores import INIT
 from distdiag.importers._text.tales import Act, Job, earlier
 
+LEAST_WAITING = 2
+SEVERAL_TIMES = 2
+"""So many times as many ranks as are silent must wait, where several are: an excerpt leaves out any."""
 MOST_SUBJECTS = 4
 """Tensors named in a sentence."""
 PREPARING = (
@@ -112,7 +115,8 @@ def tell_silence(job: Job) -> tuple[str, ...]:
         return ()
     most = max(waits.values(), key=len)
     silent = sorted(set(range(world)) - set(job.tales))
-    if not silent or len(most) <= len(silent) or len(most) < 2:
+    few = len(silent) == 1 or len(most) > SEVERAL_TIMES * len(silent)
+    if not silent or not few or len(most) < LEAST_WAITING:
         return ()
     for rank in silent:
         job.tale(rank).silent = True

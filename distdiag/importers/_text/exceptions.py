@@ -19,6 +19,7 @@ CONSEQUENCE = re.compile(
     r"timed out|time-?out|clients joined|connection (?:was )?(?:reset|closed|refused|aborted)"
     r"|closed by (?:remote )?peer|broken pipe|read error|write error|remote process|recvvalue failed|failed to recv"
     r"|pair closure|monitoredBarrier"
+    r"|Remote Rank did not send|Getting socket times out|Hccl\w+, error code is (?:6|9)\b"
     r"|communicator (?:was )?aborted|ncclRemoteError|connection to the C10d store has failed"
     r"|Rendezvous(?:Connection|Timeout|Closed)Error|ChildFailedError|(?:RayActor|ActorDied|WorkerCrashed)Error|NET/IB.*completion|ProcessExitedException|ProcessRaisedException",
     re.IGNORECASE,
@@ -49,15 +50,18 @@ _EXITED = re.compile(
     r"process (?P<process>\d+) terminated with (?:signal (?P<signal>SIG\w+)|exit code (?P<code>-?\d+))"
 )
 _WATCHED = re.compile(r"watchdog thread terminated with exception: (?P<error>(?!.*Watchdog caught).+)")
+_TAG_ALONE = re.compile(r"\[Rank \d+\]")
+"""Where a terminal broke the line of a time-out."""
 _DEVICE_ERROR = ("CUDA error", "HIP error", "XPU error")
 _LAST_ERROR = "Last error:"
+_UNREDUCED = re.compile(r"Expected to have finished reduction in the prior iteration before starting a new one")
 _SPAWNED = re.compile(r"-- Process (\d+) terminated with the following error:")
 
 
 def of_watchdog(text: str) -> Raised | None:
     """Return the error of the device, or of NCCL, that ended a watchdog thread and with it the process."""
     found = _WATCHED.search(text)
-    if not found:
+    if not found or _TAG_ALONE.fullmatch(found["error"].strip()):
         return None
     kind, colon, rest = found["error"].strip().partition(": ")
     of_device = colon and kind.startswith(_DEVICE_ERROR)
@@ -215,7 +219,10 @@ class _Termination:
         return True
 
     def close(self) -> Iterable[tuple[What, Role]]:
-        message = (self._message or "")[:MAX_MESSAGE]
+        if not self._message:
+            # Cut off before it said why: all that is known is that a process aborted.
+            return ((Ended(code=-signal.SIGABRT), Role.UNKNOWN),)
+        message = self._message[:MAX_MESSAGE]
         raised = of_watchdog(message) or Raised(type=self._type, message=message, uncaught=True, fatal=True)
         return ((raised, role_of(raised)),)
 
@@ -230,6 +237,13 @@ def bare(line: Line) -> Iterator[What]:
         yield Raised(type="OutOfMemoryError", message=message[:MAX_MESSAGE])
 
 
+def unreduced(line: Line) -> Iterator[What]:
+    """Read DDP's word of parameters without gradients, wherever several processes wrote it into one another."""
+    found = _UNREDUCED.search(line.text)
+    if found:
+        yield Raised(type="RuntimeError", message=line.text[found.start() :][:MAX_MESSAGE])
+
+
 def speaker(line: Line) -> Iterator[What]:
     """Read whose traceback follows."""
     found = _SPAWNED.search(line.text)
@@ -239,6 +253,12 @@ def speaker(line: Line) -> Iterator[What]:
 
 FAMILIES = (
     Family(name="out-of-memory", needles=("out of memory. Tried to allocate",), role=Role.INITIATING, parse=bare),
+    Family(
+        name="unreduced-parameters",
+        needles=("Expected to have finished reduction in the prior",),
+        role=Role.INITIATING,
+        parse=unreduced,
+    ),
     Family(name="spawned-process", needles=("terminated with the following error",), role=Role.UNKNOWN, parse=speaker),
 )
 

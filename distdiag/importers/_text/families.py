@@ -2,7 +2,18 @@
 
 import re
 
-from distdiag.importers._text import detail, exceptions, faults, fragments, horovod, launchers, nccl, stores, watchdog
+from distdiag.importers._text import (
+    detail,
+    devices,
+    exceptions,
+    faults,
+    fragments,
+    horovod,
+    launchers,
+    nccl,
+    stores,
+    watchdog,
+)
 from distdiag.importers._text.kinds import BlockFamily, Family
 
 FAMILIES: tuple[Family, ...] = (
@@ -12,6 +23,7 @@ FAMILIES: tuple[Family, ...] = (
     *exceptions.FAMILIES,
     *launchers.FAMILIES,
     *nccl.FAMILIES,
+    *devices.FAMILIES,
 )
 """Kinds of single lines."""
 

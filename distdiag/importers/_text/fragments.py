@@ -23,6 +23,8 @@ _CONTINUES = re.compile(r"nccl\w+Error|nccl\w+: |Last error|ncclInvalidUsage|Dup
 _BEGINS_BOX = re.compile(r"[╭┌].*Traceback \(most recent call last\)")
 _BOXED_FRAME = re.compile(r"[│|]\s*(?P<file>/?[^\s:]+\.py):(?P<line>\d+) in (?P<function>[\w<>.]+)")
 _ENDS_BOX = ("╰", "└")
+_HANDLED = re.compile(r'"message": "(?P<type>(?:\w+\.)*\w+(?:Error|Exception)): ?(?P<message>(?:[^"\\]|\\.)*)')
+"""What torchrun's error handler prints of a process: JSON over several lines."""
 _BUS = "Unexpected bus error encountered in worker"
 
 
@@ -92,6 +94,11 @@ def _bare(line: Line) -> _Bare | None:
     return _Bare(found["type"], found["message"]) if found else None
 
 
+def _handled(line: Line) -> _Bare | None:
+    found = _HANDLED.search(line.text)
+    return _Bare(found["type"], found["message"]) if found else None
+
+
 def _boxed(line: Line) -> _Boxed | None:
     return _Boxed(line) if _BEGINS_BOX.match(line.text.strip()) else None
 
@@ -102,6 +109,7 @@ def _bus_error(line: Line) -> _BusError:
 
 
 BLOCKS = (
+    BlockFamily(name="handled-error", needles=('"message": "',), open=_handled),
     BlockFamily(name="traceback-tail", needles=('File "',), open=_midway),
     BlockFamily(name="framed-traceback", needles=("Traceback (most recent call last)",), open=_boxed),
     BlockFamily(name="shared-memory", needles=(_BUS,), open=_bus_error),

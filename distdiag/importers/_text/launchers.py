@@ -34,6 +34,8 @@ _TOLD = re.compile(r"Received (?P<signal>\d+) death signal|SignalException: Proc
 _RAY = re.compile(r"A worker died or was killed .*?Worker PID: (?P<pid>\d+)")
 _CLOSING = re.compile(r"Sending process (?P<pid>\d+) closing signal")
 _FIELD = re.compile(r"(?:\[\d+\]: *)?(?P<name>time|host|rank|exitcode|error_file|traceback)\s*:\s*(?P<value>.*)$")
+_BEGINS = re.compile(r"time\s+: \d{4}-|rank\s+: \d+ \(local_rank: ?\d+\)$")
+"""A block may have lost its beginning: it is opened at the first field that is there."""
 _RANK = re.compile(r"(?P<rank>\d+) \(local_rank: ?(?P<local>\d+)\)")
 _CODE = re.compile(r"(?P<code>-?\d+) \(pid: ?(?P<pid>\d+)\)")
 _TASK = re.compile(
@@ -43,6 +45,13 @@ _TASK = re.compile(
 _MPIRUN = re.compile(r"process rank (?P<rank>\d+) .*?exited on\s+signal (?P<signal>\d+)")
 _MPI_NAME = re.compile(r"Process name: \[\[\d+,\d+\],(?P<rank>\d+)\]")
 _MPI_CODE = re.compile(r"Exit code: +(?P<code>\d+)")
+_COMPOSER = re.compile(
+    r"composer\.cli\.launcher:(?:Global r|R)ank (?P<rank>\d+) (?:\(PID (?P<pid>\d+)\) )?"
+    r"(?:exited|crashed) with (?:exit )?code (?P<code>-?\d+)"
+)
+_SHELL = re.compile(
+    r": line \d+: +(?P<pid>\d+) (?P<words>Killed|Aborted|Bus error|Segmentation fault) +(?:\(core dumped\) )?\S"
+)
 _KERNEL = re.compile(r"Out of memory: Killed process (?P<pid>\d+)")
 _STEP = re.compile(r"Detected \d+ oom[-_]kill event")
 
@@ -80,6 +89,20 @@ def cancelled(line: Line) -> Iterator[What]:
         because = f" because of {reason}" if reason else ": somebody, or another job's rule, cancelled it"
         what = "job" if found["kind"] == "JOB" else "step"
         yield Remark(text=f"SLURM ended {what} {found['job']} at {found['moment']}{because}", telling=True)
+
+
+def composer(line: Line) -> Iterator[What]:
+    """Read how a process of Composer's launcher ended."""
+    found = _COMPOSER.search(line.text)
+    if found:
+        yield Ended(code=int(found["code"]), rank=int(found["rank"]), pid=int(found["pid"]) if found["pid"] else None)
+
+
+def shell(line: Line) -> Iterator[What]:
+    """Read what a shell says of a command that a signal ended."""
+    found = _SHELL.search(line.text)
+    if found:
+        yield Ended(code=-_SIGNAL_NUMBERS[found["words"]], pid=int(found["pid"]))
 
 
 def told_to_stop(line: Line) -> Iterator[What]:
@@ -218,7 +241,7 @@ def _mpi_exit(line: Line) -> _MpiExit:
 
 def _failure_block(line: Line) -> _FailureBlock | None:
     text = line.text.strip()
-    begins = text == "Failures:" or "Root Cause (first" in text or bool(re.match(r"time\s+: \d{4}-", text))
+    begins = text == "Failures:" or "Root Cause (first" in text or _BEGINS.match(text)
     return _FailureBlock(line) if begins else None
 
 
@@ -271,6 +294,13 @@ FAMILIES = (
         parse=kernel,
     ),
     Family(name="deepspeed-ended", needles=("exits with return code = ",), role=Role.INITIATING, parse=deepspeed),
+    Family(name="composer-ended", needles=("composer.cli.launcher:",), role=Role.UNKNOWN, parse=composer),
+    Family(
+        name="shell-ended",
+        needles=(" Killed  ", " Aborted  ", " Bus error  ", " Segmentation fault  ", "(core dumped)"),
+        role=Role.INITIATING,
+        parse=shell,
+    ),
     Family(name="cancelled-by-scheduler", needles=(" CANCELLED AT ",), role=Role.TEARDOWN, parse=cancelled),
     Family(name="launcher-stopped", needles=("death signal", "got signal: "), role=Role.TEARDOWN, parse=told_to_stop),
     Family(
@@ -284,5 +314,9 @@ FAMILIES = (
 
 BLOCKS = (
     BlockFamily(name="mpi-first-failure", needles=("The first process to do so was:",), open=_mpi_exit),
-    BlockFamily(name="failure-block", needles=("Failures:", "Root Cause (first", "time      : "), open=_failure_block),
+    BlockFamily(
+        name="failure-block",
+        needles=("Failures:", "Root Cause (first", "time      : ", "rank      : "),
+        open=_failure_block,
+    ),
 )

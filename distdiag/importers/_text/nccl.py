@@ -44,9 +44,12 @@ _MADE = re.compile(
     r".*?(?:commId (?P<identity>0x\w+).*?)?Init COMPLETE"
 )
 _WARNING = re.compile(r"NCCL WARN (?P<text>.+)")
-_TRANSPORT = re.compile(r"async event|completion .*error|port error|timeout|link|unhandled system error", re.IGNORECASE)
+_TRANSPORT = re.compile(
+    r"async event|completion from peer|completion .*error|port error|timeout|link|unhandled system error", re.IGNORECASE
+)
 _TELLING = re.compile(
-    r"mismatch|duplicate gpu|completion .*error|async event|closed by remote peer|failed : |timed? ?out|illegal|abort",
+    r"mismatch|duplicate gpu|completion from peer|completion .*error|async event|closed by remote peer|failed : "
+    r"|timed? ?out|illegal|abort",
     re.IGNORECASE,
 )
 """What NCCL does not warn of in jobs that go well."""

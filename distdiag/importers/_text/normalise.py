@@ -13,6 +13,8 @@ MAX_PREFIXES = 6
 
 _NO_NUMBER = re.compile(r"\d{16,}")
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_PLACE = re.compile(r"[ \]]\s*\[\d{1,6}/\d{1,6}[\]$]\s*$")
+"""Where a terminal that is scrolled says how far, at the end of its lines."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _GLOG = (
     r"\[[EWIF](?:(?P<month>\d{1,2})(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d\.\d+))? "
@@ -84,6 +86,7 @@ class Bar:
 def clean(data: bytes) -> str:
     """Return a line as text without colours and control characters; carriage returns are kept."""
     text = _ANSI.sub("", data.decode(errors="replace").replace("\r\r", "\r"))
+    text = _PLACE.sub("", text)
     return _NO_NUMBER.sub(_shortened, _CONTROL.sub("", text)).rstrip("\r")
 
 

@@ -174,6 +174,14 @@ def _rest(told: Sequence[Told]) -> Iterator[Told]:
             yield each
 
 
+def _is_same(what: object, raised: Raised) -> bool:
+    """Return whether a watchdog ended by the error of the device that an exception tells of."""
+    if not isinstance(what, Raised) or not what.fatal or not what.message:
+        return False
+    first = what.message.split("\n")[0].strip()
+    return what.type in raised.message and first in raised.message
+
+
 def _raiser(raised: Raised, told: Sequence[Told]) -> int | None:
     """Return the rank whose launcher says that it failed first, whose device it names, or who alone did not wait."""
     failed = [each for each in told if isinstance(each.said.what, Ended) and each.said.role is Role.INITIATING]
@@ -183,6 +191,9 @@ def _raiser(raised: Raised, told: Sequence[Told]) -> int | None:
         unsigned = {rank for rank in candidates if rank is not None} - speaking
         if len(unsigned) == 1:
             return unsigned.pop()
+    seen = {each.rank for each in told if _is_same(each.said.what, raised)} - {None}
+    if len(seen) == 1:
+        return seen.pop()
     world = world_of(told) or 0
     device = _DEVICE.search(raised.message)
     if device and world <= MAX_LOCAL_RANKS and int(device[1]) not in speaking:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from distdiag import events
-from distdiag.events import UNSIGNED
+from distdiag.events import STUCK_WATCHDOG, UNSIGNED
 from distdiag.importers._contract import Imported
 from distdiag.importers._text.absences import tell_bars, tell_missed, tell_silence
 from distdiag.importers._text.endings import remarked, tell_consequences, tell_ends, tell_errors
@@ -78,7 +78,8 @@ def _add_unnamed_ends(job: Job) -> None:
     faults = [record for tale in job.tales.values() for record in tale.records if isinstance(record, events.Fault)]
     if any(fault.fault == "exit" or fault.where in ("uncaught", UNSIGNED) for fault in (*faults, *job.unsigned)):
         return
-    waited = any(tale.acts for tale in job.tales.values())
+    held_up = any(fault.type == STUCK_WATCHDOG for fault in faults)  # its monitor aborts the process
+    waited = held_up or any(tale.acts for tale in job.tales.values())
     job.unsigned += [end for end in job.ends if not (waited and (end.code in VICTIMS_CODES or (end.code or 0) > 0))]
 
 

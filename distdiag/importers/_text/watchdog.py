@@ -60,8 +60,8 @@ def status(line: Line) -> Iterator[What]:
         completed=completed if 0 <= completed <= enqueued and enqueued - completed < MAX_AHEAD else 0,
         failed=int(failed["work"]) if failed else None,
     )
-    if signalled and signalled["rank"]:
-        yield Signalled(rank=int(signalled["rank"]))
+    if signalled and (signalled["rank"] or line.rank is not None):
+        yield Signalled(rank=int(signalled["rank"]) if signalled["rank"] else line.rank or 0)
 
 
 def heartbeat(line: Line) -> Iterator[What]:
@@ -141,11 +141,17 @@ FAMILIES = (
         ending=r"got stuck for \d+ ?seconds|Heartbeat monitor timed out",
     ),
     Family(
+        name="watchdog-thread-ended",
+        needles=("watchdog thread terminated with exception",),
+        role=Role.TEARDOWN,
+        parse=nothing,
+        ending=r"terminated with exception(?!: \[Rank \d+\] *$)",
+    ),
+    Family(
         name="watchdog-consequence",
         needles=(
             "Some NCCL operations have failed or timed out",
             "To avoid data inconsistency",
-            "watchdog thread terminated with exception",
             "dump signal",
             "First PG on this rank to signal dumping",
             "preparing to dump debug info",

@@ -1,0 +1,93 @@
+"""What drivers, and communication libraries other than NCCL, say of devices and connections that failed."""
+
+import re
+from collections.abc import Iterator
+
+from distdiag.importers._text.facts import Remark, Role, What
+from distdiag.importers._text.kinds import Family
+from distdiag.importers._text.normalise import Line
+
+LONGEST = 160
+"""Characters of a driver's words that are repeated."""
+_XID = re.compile(
+    r"NVRM: Xid \((?P<device>[^)]+)\): (?P<number>\d+)(?:, pid='?(?P<pid>\d+)'?)?(?:, name=[^,]+)?,? ?(?P<text>.*)"
+)
+_LOST = re.compile(
+    r"(?:NVRM: )?(?:The NVIDIA )?GPU (?:at )?(?P<device>(?:PCI:)?[0-9a-f]{4}:\S+?)[:.]? .*fallen off the bus"
+)
+_MEANINGS = {
+    13: "a kernel of the program made an invalid access",
+    31: "a kernel of the program made an invalid access to memory",
+    48: "its memory has an error that cannot be corrected",
+    62: "its firmware halted",
+    63: "a row of its memory was retired",
+    64: "a bad row of its memory could not be retired",
+    74: "its NVLink failed",
+    79: "it is no longer on the bus",
+    94: "its memory has an error that cannot be corrected, which ended the process that used it",
+    95: "its memory has an error that cannot be corrected, which may have harmed every process",
+    119: "its firmware does not answer",
+    120: "its firmware failed",
+}
+"""What the numbers mean that end training, as NVIDIA's list of Xid errors has it."""
+_AMD = re.compile(r"(?:Memory access fault|HW Exception) by GPU node-\d+.*")
+_HCCL = re.compile(
+    r"\bE[A-Z]\d{4}: (?:\[PID: \d+\] )?[\d.:-]+ +(?P<text>(?:Getting socket times out|Transport init error"
+    r"|[Ww]ait for compute device to finish failed|Stream synchronize timeout|The wait execution of the Notify register"
+    r" times out).*)"
+)
+_MESH = re.compile(r"Gloo connectFullMesh failed with (?P<text>.*)")
+
+
+def xid(line: Line) -> Iterator[What]:
+    """Read what NVIDIA's driver wrote into the kernel's log."""
+    if found := _XID.search(line.text):
+        number = int(found["number"])
+        meaning = _MEANINGS.get(number, found["text"].strip()[:LONGEST] or "its meaning is in NVIDIA's list")
+        user = f" (process {found['pid']})" if found["pid"] and int(found["pid"]) else ""
+        yield Remark(text=f"the driver reported Xid {number} of GPU {found['device']}{user}: {meaning}", telling=True)
+    elif found := _LOST.search(line.text):
+        yield Remark(text=f"the driver reported that GPU {found['device']} is no longer on the bus", telling=True)
+
+
+def amd(line: Line) -> Iterator[What]:
+    """Read why AMD's runtime aborted a process."""
+    if found := _AMD.search(line.text):
+        yield Remark(text=f"AMD's runtime said: {found[0].strip()[:LONGEST]}", telling=True)
+
+
+def hccl(line: Line) -> Iterator[What]:
+    """Read what Huawei's HCCL and its runtime gave up on: a peer that did not come, or a task that does not end."""
+    if found := _HCCL.search(line.text):
+        yield Remark(text=f"HCCL said: {found['text'].strip()[:LONGEST]}", telling=True)
+
+
+def mesh(line: Line) -> Iterator[What]:
+    """Read that gloo could not connect the ranks of a group with one another."""
+    if found := _MESH.search(line.text):
+        reason = found["text"].strip().removesuffix("no error")[-LONGEST:].strip()
+        yield Remark(text=f"gloo could not connect the ranks with one another: {reason}", telling=True)
+
+
+FAMILIES = (
+    Family(name="nvidia-driver", needles=("NVRM: Xid", "fallen off the bus"), role=Role.INITIATING, parse=xid),
+    Family(
+        name="amd-runtime",
+        needles=("Memory access fault by GPU", "HW Exception by GPU"),
+        role=Role.INITIATING,
+        parse=amd,
+    ),
+    Family(
+        name="hccl",
+        needles=(
+            "Getting socket times out",
+            "Transport init error",
+            "ait for compute device to finish failed",
+            "Stream synchronize timeout",
+            "The wait execution of the Notify register",
+        ),
+        role=Role.CASCADE,
+        parse=hccl,
+    ),
+    Family(name="gloo-mesh", needles=("Gloo connectFullMesh failed",), role=Role.INITIATING, parse=mesh),
+)
