@@ -10,7 +10,7 @@ from pathlib import Path
 
 from distdiag.importers._contract import Imported
 from distdiag.importers._text.families import INTERESTING
-from distdiag.importers._text.lines import left_out_bytes
+from distdiag.importers._text.lines import left_out_bytes, wide_encoding
 from distdiag.importers._text.moments import clockless, moments_of, ordinary_of
 from distdiag.importers._text.owners import owned
 from distdiag.importers._text.reader import Transcript, transcribe
@@ -28,9 +28,12 @@ _PRINTABLE = bytes(range(32, 127)) + b"\t\r\n\x1b" + bytes(range(128, 256))
 
 def recognises(path: Path, head: bytes) -> bool:
     """Return whether a file is text in whose beginning or end something stands that is understood."""
-    if _JSON.match(head) or not _is_text(head):
+    wide = wide_encoding(head)
+    begins = head if wide is None else _narrow(head, wide)
+    if _JSON.match(begins) or not _is_text(begins):
         return False
-    return bool(INTERESTING.search(head) or INTERESTING.search(_tail(path)))
+    tail = _tail(path)
+    return bool(INTERESTING.search(begins) or INTERESTING.search(tail if wide is None else _narrow(tail, wide)))
 
 
 def read(files: Sequence[Path]) -> Iterator[Imported]:
@@ -61,6 +64,10 @@ def _notes(transcripts: Sequence[Transcript]) -> Iterator[str]:
     if without:
         names = ", ".join(without[:3]) + (" …" if len(without) > 3 else "")
         yield f"no moment stands in {names}: causes are taken to come before what follows from them"
+
+
+def _narrow(data: bytes, encoding: str) -> bytes:
+    return data.decode(encoding, errors="replace").encode()
 
 
 def _is_text(head: bytes) -> bool:

@@ -9,6 +9,7 @@ MAX_RANK = 1 << 17
 
 _NAMED = re.compile(r"(?:^|[^a-z])(?:global_?rank|rank|worker|process|proc|task|gpu(?!0\d))[-_.=]?(\d+)", re.IGNORECASE)
 """Numbers that are padded behind ``gpu`` are those of hosts."""
+_FOLDER = re.compile(r"(?:global_?rank|rank|worker|process|proc|task|gpu(?!0\d))[-_.=]?(\d+)", re.IGNORECASE)
 _ATTEMPT = re.compile(r"attempt[-_]?(\d+)", re.IGNORECASE)
 _OUTPUTS = frozenset({"stdout.log", "stderr.log", "stdout", "stderr", "error.log"})
 """What torchrun's ``--log-dir`` calls the files in the folder of each local rank."""
@@ -31,6 +32,9 @@ def _named(file: Path) -> int | None:
     if file.name in _OUTPUTS and file.parent.name.isdecimal():
         return _small(file.parent.name)
     found = _NAMED.findall(file.name)
+    if not found:
+        folders = (_FOLDER.fullmatch(folder.name) for folder in (file.parent, file.parent.parent))
+        found = [match[1] for match in folders if match][:1]
     return _small(found[-1]) if found else None
 
 
@@ -38,15 +42,25 @@ def _numbered(files: Sequence[Path]) -> Mapping[Path, int]:
     """Return the numbers of files whose names differ in one number only, if they count from 0 without a gap."""
     shapes: dict[str, dict[int, Path]] = {}
     for file in files:
-        for match in _NUMBER.finditer(file.name):
-            number = _small(match[0])
-            if number is not None:
-                shape = f"{file.parent}/{file.name[: match.start()]}#{file.name[match.end() :]}"
-                shapes.setdefault(shape, {})[number] = file
+        # A folder for each rank is as good as a name.
+        for before, name, behind in ((f"{file.parent}/", file.name, ""), *_in_folder(file)):
+            for match in _NUMBER.finditer(name):
+                number = _small(match[0])
+                if number is not None:
+                    shape = f"{before}{name[: match.start()]}#{name[match.end() :]}{behind}"
+                    shapes.setdefault(shape, {})[number] = file
     for numbered in sorted(shapes.values(), key=len, reverse=True):
         if len(numbered) > 1 and sorted(numbered) == list(range(len(numbered))):
             return {file: number for number, file in numbered.items()}
     return {}
+
+
+def _in_folder(file: Path) -> tuple[tuple[str, str, str], ...]:
+    folder, above = file.parent, file.parent.parent
+    return (
+        (f"{above}/", folder.name, f"/{file.name}"),
+        (f"{above.parent}/", above.name, f"/{folder.name}/{file.name}"),
+    )
 
 
 def _small(digits: str) -> int | None:

@@ -1,5 +1,6 @@
 """Lines of a text file, read in bounded memory whatever the file holds."""
 
+import codecs
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,12 +14,29 @@ TAIL_BYTES = 192 << 20
 """Beyond head and tail the middle of a file is left out: what ends a job stands at its end."""
 
 
+WIDE_SAMPLE = 4096
+LEAST_WIDE = 16
+
+
 @dataclass(frozen=True, slots=True)
 class RawLine:
     """One line as it stands in a file."""
 
     number: int
     data: bytes
+
+
+def wide_encoding(head: bytes) -> str | None:
+    """Return the encoding of text whose characters have two bytes each: what PowerShell redirects is of that kind."""
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    sample = head[:WIDE_SAMPLE]
+    if len(sample) < LEAST_WIDE:
+        return None
+    even, odd = sample[0::2].count(0), sample[1::2].count(0)
+    if odd * 10 > len(sample) * 4 and even * 10 < len(sample):
+        return "utf-16-le"
+    return "utf-16-be" if even * 10 > len(sample) * 4 and odd * 10 < len(sample) else None
 
 
 def raw_lines(path: Path) -> Iterator[RawLine]:
@@ -52,6 +70,15 @@ def _bounded(carry: bytes, piece: bytes) -> bytes:
 
 def _chunks(path: Path) -> Iterator[bytes]:
     with path.open("rb", buffering=0) as file:
+        encoding = wide_encoding(file.read(WIDE_SAMPLE))
+        file.seek(0)
+        if encoding is not None:
+            decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
+            for _ in range((HEAD_BYTES + TAIL_BYTES) // CHUNK_BYTES):
+                if not (chunk := file.read(CHUNK_BYTES)):
+                    break
+                yield decoder.decode(chunk).encode()
+            return
         skip = max(0, os.fstat(file.fileno()).st_size - HEAD_BYTES - TAIL_BYTES)
         position = 0
         while chunk := file.read(CHUNK_BYTES):

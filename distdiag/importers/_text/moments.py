@@ -4,11 +4,14 @@ import datetime
 import os
 from collections.abc import Sequence
 
-from distdiag.importers._text.facts import Ended, Role
+from distdiag.importers._text.facts import Ended, Role, Waited
 from distdiag.importers._text.owners import Told
 from distdiag.importers._text.reader import Transcript
 from distdiag.importers._text.times import SECOND_NS, Stamp
 
+MILLISECOND_NS = 1_000_000
+LONGEST_MS = 365 * 24 * 3600 * 1000
+"""No job waits for a year; damaged numbers do."""
 NO_CLOCK_NS = 1_000_000_000 * SECOND_NS
 """Beginning of time where no file tells any."""
 QUARTER_NS = 900 * SECOND_NS
@@ -24,7 +27,37 @@ def moments_of(told: Sequence[Told], transcripts: Sequence[Transcript]) -> list[
     """Return the wall time of each thing said, in nanoseconds."""
     clocks = [_Clock(transcript) for transcript in transcripts]
     newest = max((clock.last_ns for clock in clocks if clock.last_ns is not None), default=NO_CLOCK_NS)
-    return [_moment(each, clocks[each.said.file], newest) for each in told]
+    moments = [_moment(each, clocks[each.said.file], newest) for each in told]
+    return _without_borrowed(told, moments)
+
+
+def _without_borrowed(told: Sequence[Told], moments: Sequence[int]) -> list[int]:
+    """Move what has no moment of its own behind the waits that were printed before it, or that it is.
+
+    Its moment is that of a line from before the wait, while nothing was printed. It is not moved beyond the next line
+    of its file that has a moment.
+    """
+    ceilings: list[int | None] = []
+    following: dict[int, int] = {}
+    for each, moment in zip(reversed(told), reversed(moments), strict=True):
+        ceilings.append(following.get(each.said.file))
+        if not each.said.line.borrowed:
+            following[each.said.file] = moment
+    moved: list[int] = []
+    floors: dict[int, int] = {}
+    for each, moment, ceiling in zip(told, moments, reversed(ceilings), strict=True):
+        later = moment
+        if each.said.line.borrowed:
+            later = max(moment + _waited_ns(each), floors.get(each.said.file, 0))
+            later = later if ceiling is None else max(moment, min(later, ceiling - 1))
+            floors[each.said.file] = later
+        moved.append(later)
+    return moved
+
+
+def _waited_ns(told: Told) -> int:
+    what = told.said.what
+    return min(what.lasted_ms or 0, LONGEST_MS) * MILLISECOND_NS if isinstance(what, Waited) else 0
 
 
 def ordinary_of(transcripts: Sequence[Transcript]) -> dict[int, int]:

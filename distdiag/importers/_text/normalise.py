@@ -68,6 +68,8 @@ class Line:
     """What launchers and collectors wrote before it; lines of one process share it."""
     pid: int | None = None
     stamp: Stamp | None = None
+    borrowed: bool = False
+    """Whether the moment is that of a line before it: it was said then, or any time later."""
     source: str | None = None
     """C++ file that logged it."""
     logged: bool = False

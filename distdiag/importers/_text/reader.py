@@ -179,7 +179,8 @@ class _Reader:
                 self._add((what,), role, opened.line, opened.stamp)
 
     def _add(self, whats: Iterable[What], role: Role, line: Line, stamp: Stamp | None = None) -> None:
-        stamped = replace(line, stamp=line.stamp or stamp or self._stamp)
+        lent = stamp or self._stamp
+        stamped = replace(line, stamp=line.stamp or lent, borrowed=line.stamp is None and lent is not None)
         for what in whats:
             if len(self._transcript.said) >= MAX_SAID:
                 self._transcript.overflow += 1

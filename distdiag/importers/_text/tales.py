@@ -6,13 +6,10 @@ from dataclasses import dataclass, field
 from distdiag import events
 from distdiag.importers._text.facts import Remark
 from distdiag.importers._text.groups import GroupBook
+from distdiag.importers._text.moments import LONGEST_MS, MILLISECOND_NS
 from distdiag.importers._text.names import is_point_to_point
 from distdiag.importers._text.owners import Told
 from distdiag.stackframes import UNKNOWN
-
-MILLISECOND_NS = 1_000_000
-LONGEST_MS = 365 * 24 * 3600 * 1000
-"""No job waits for a year; damaged numbers do."""
 
 
 def earlier(moment_ns: int, milliseconds: int) -> int:
