@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from distdiag.importers._contract import Imported
+from distdiag.importers._text import collectors
 from distdiag.importers._text.families import INTERESTING
 from distdiag.importers._text.lines import left_out_bytes, wide_encoding
 from distdiag.importers._text.moments import clockless, moments_of, ordinary_of
@@ -30,7 +31,7 @@ def recognises(path: Path, head: bytes) -> bool:
     """Return whether a file is text in whose beginning or end something stands that is understood."""
     wide = wide_encoding(head)
     begins = head if wide is None else _narrow(head, wide)
-    if _JSON.match(begins) or not _is_text(begins):
+    if (_JSON.match(begins) and not collectors.wraps(begins)) or not _is_text(begins):
         return False
     tail = _tail(path)
     return bool(INTERESTING.search(begins) or INTERESTING.search(tail if wide is None else _narrow(tail, wide)))

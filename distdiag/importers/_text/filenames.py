@@ -11,7 +11,7 @@ _NAMED = re.compile(r"(?:^|[^a-z])(?:global_?rank|rank|worker|process|proc|task|
 """Numbers that are padded behind ``gpu`` are those of hosts."""
 _FOLDER = re.compile(r"(?:global_?rank|rank|worker|process|proc|task|gpu(?!0\d))[-_.=]?(\d+)", re.IGNORECASE)
 _ATTEMPT = re.compile(r"attempt[-_]?(\d+)", re.IGNORECASE)
-_OUTPUTS = frozenset({"stdout.log", "stderr.log", "stdout", "stderr", "error.log"})
+_OUTPUTS = frozenset({"stdout.log", "stderr.log", "stdout", "stderr", "error.log", "error.json"})
 """What torchrun's ``--log-dir`` calls the files in the folder of each local rank."""
 _NUMBER = re.compile(r"\d+")
 
@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"\d+")
 def ranks_of(files: Sequence[Path]) -> Mapping[Path, int]:
     """Return the ranks that names tell: ``rank3.err``, ``attempt_0/3/stderr.log``, or siblings numbered from 0."""
     named = {file: rank for file in files if (rank := _named(file)) is not None}
-    return named or _numbered(files)
+    return named or numbered(files)
 
 
 def attempt_of(file: Path) -> int:
@@ -38,7 +38,7 @@ def _named(file: Path) -> int | None:
     return _small(found[-1]) if found else None
 
 
-def _numbered(files: Sequence[Path]) -> Mapping[Path, int]:
+def numbered(files: Sequence[Path]) -> Mapping[Path, int]:
     """Return the numbers of files whose names differ in one number only, if they count from 0 without a gap."""
     shapes: dict[str, dict[int, Path]] = {}
     for file in files:
@@ -49,9 +49,9 @@ def _numbered(files: Sequence[Path]) -> Mapping[Path, int]:
                 if number is not None:
                     shape = f"{before}{name[: match.start()]}#{name[match.end() :]}{behind}"
                     shapes.setdefault(shape, {})[number] = file
-    for numbered in sorted(shapes.values(), key=len, reverse=True):
-        if len(numbered) > 1 and sorted(numbered) == list(range(len(numbered))):
-            return {file: number for number, file in numbered.items()}
+    for alike in sorted(shapes.values(), key=len, reverse=True):
+        if len(alike) > 1 and sorted(alike) == list(range(len(alike))):
+            return {file: number for number, file in alike.items()}
     return {}
 
 

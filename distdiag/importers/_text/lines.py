@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from distdiag.importers._text import collectors
+
 CHUNK_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 10
 """The longest messages of c10d have a few KiB; the rest of a longer line is left out."""
@@ -14,6 +16,7 @@ TAIL_BYTES = 192 << 20
 """Beyond head and tail the middle of a file is left out: what ends a job stands at its end."""
 
 
+COLLECTOR_HEAD_BYTES = 64 << 10
 WIDE_SAMPLE = 4096
 LEAST_WIDE = 16
 
@@ -40,6 +43,23 @@ def wide_encoding(head: bytes) -> str | None:
 
 
 def raw_lines(path: Path) -> Iterator[RawLine]:
+    """Yield the lines of a file as ``plain_lines`` does, taken out of what a collector has wrapped them in."""
+    with path.open("rb") as file:
+        head = file.read(COLLECTOR_HEAD_BYTES)
+        if collectors.is_document(head) or collectors.is_table(head):
+            texts = collectors.unwrapped(head + file.read(collectors.MAX_DOCUMENT_BYTES))
+            for number, text in enumerate(texts, start=1):
+                yield RawLine(number, _bounded(b"", text))
+            return
+    if not collectors.is_lines(head):
+        yield from plain_lines(path)
+        return
+    wrapped = (text for raw in plain_lines(path) for text in collectors.unwrapped_line(raw.data))
+    for number, text in enumerate(wrapped, start=1):
+        yield RawLine(number, text)
+
+
+def plain_lines(path: Path) -> Iterator[RawLine]:
     """Yield the lines of a file; NULs are left out, and so is what exceeds ``MAX_LINE_BYTES`` of a line.
 
     After a gap in a very large file the numbers go on counting lines that were read.

@@ -44,6 +44,18 @@ _PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = (
         re.compile(r"\[20\d\d-\d\d-\d\d \d\d:\d\d:\d\d (?P<label>(?:DP\d+ )?TP(?P<local>\d+)(?: \w+)*)\] ?"),
     ),
     ("collector", re.compile(r" *\|? ?\d{4}-\d\d-\d\d[T ][\d:.,]+Z?(?:[+-]\d\d:?\d\d)? (?:\| |std(?:err|out) [FP] )")),
+    (
+        "collector",
+        re.compile(
+            r"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:?\d\d) "
+            rf"(?:(?P<label>[\w./-]*\d[\w./-]*) {_AFTER_HOST})?"
+        ),
+    ),
+    ("pod", re.compile(r"\[pod/(?P<label>[\w.-]+)(?:/[\w.-]+)?\] ")),
+    (
+        "journal",
+        re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<label>[\w.-]+ [\w./-]+(?:\[(?P<pid>\d+)\])?): "),
+    ),
     ("compose", re.compile(r"(?P<label>[\w.-]+) +\| ?")),
     ("pid", re.compile(r"\[(?P<label>(?P<pid>\d{2,7}))\] (?!is setting up)")),
     ("host", re.compile(r"(?P<label>(?=[\w.-]*[\d-])(?![\w.]*Error\b)[A-Za-z][\w.-]*): " + _AFTER_HOST)),

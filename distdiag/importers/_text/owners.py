@@ -20,7 +20,7 @@ from distdiag.importers._text.facts import (
     Waited,
     World,
 )
-from distdiag.importers._text.filenames import MAX_RANK, attempt_of, ranks_of
+from distdiag.importers._text.filenames import MAX_RANK, attempt_of, numbered, ranks_of
 from distdiag.importers._text.names import DEFAULT_GROUP
 from distdiag.importers._text.reader import Transcript
 from distdiag.importers._text.stores import waiter_in
@@ -58,6 +58,8 @@ def owned(transcripts: Sequence[Transcript]) -> list[Told]:
     """Return everything said with its speaker, in the order of files and lines."""
     paths = [transcript.path for transcript in transcripts]
     known = _known(transcripts, paths)
+    if not known.files and not known.labels:
+        known.labels.update(_numbered_labels(transcripts))
     told = [each for number, transcript in enumerate(transcripts) for each in _of_file(number, transcript, known)]
     return list(_rest(told))
 
@@ -98,6 +100,18 @@ def _known(transcripts: Sequence[Transcript], paths: Sequence[Path]) -> _Known:
             if isinstance(what, CommunicatorRank) and what.size >= sizes.get(what.process, 0):
                 known.processes[what.process], sizes[what.process] = what.rank, what.size
     return known
+
+
+def _numbered_labels(transcripts: Sequence[Transcript]) -> Mapping[tuple[int, str, int | None], set[int]]:
+    """Return the ranks of the sources of lines that are numbered from 0, where nothing names any rank."""
+    labels = {
+        (number, said.line.label)
+        for number, transcript in enumerate(transcripts)
+        for said in transcript.said
+        if said.line.label and said.line.local_rank is None and said.line.pid is None
+    }
+    paths = {Path(str(number), label): (number, label, None) for number, label in labels}
+    return {paths[path]: {rank} for path, rank in numbered(sorted(paths)).items()}
 
 
 def _of_file(number: int, transcript: Transcript, known: _Known) -> Iterator[Told]:
