@@ -8,7 +8,9 @@ What it means
 How it is found
     At one sequence number of a group the operations differ, their element type and count are equal, and neither
     operation occurs elsewhere in the other side's stream, so that nothing was left out or added. Kinds of reductions
-    are compared call by call.
+    are compared call by call, where they were read: in the first two steps of a line at each call, later at each where
+    the line had several kinds before, else at one call of 256. Kinds that show calls of one line and size to be out of
+    order are a sequence-divergence.
 
 What to do
     Make both branches issue the same operation.

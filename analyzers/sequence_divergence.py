@@ -100,5 +100,5 @@ def _action(incident: Incident, disagreement: Disagreement) -> tuple[str, ...]:
     else:
         first = _LOOK_AROUND.format(line)
     paired = disagreement.divergence.paired_silently
-    wrong = (f"throw away what was computed since: {paired} calls mixed unrelated values",) if paired else ()
+    wrong = (f"throw away what was computed since: {counted(paired, 'call')} mixed unrelated values",) if paired else ()
     return (first, *wrong)

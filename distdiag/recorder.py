@@ -70,13 +70,16 @@ class Interned:
     """A signature that was written once, with the piece of text that its calls share."""
 
     __slots__ = (
-        *("calls", "digest", "duration_ns", "event", "on_device", "rollup", "segment", "text", "unproven", "wait_ns"),
+        *("calls", "digest", "duration_ns", "event", "on_device", "proven_step", "rollup", "segment", "text"),
+        *("unproven", "wait_ns"),
     )
 
     def __init__(self, event: events.Signature) -> None:
         self.event = event
         self.unproven = 0
         """Calls for which what is too dear to read each time is still compared; negative for ever."""
+        self.proven_step = 0
+        """Step from which on it need not be any more."""
         self.digest = event.agree
         self.on_device = event.device != "cpu"
         self.text = f',"signature":{event.signature},"seq":'

@@ -22,7 +22,11 @@ MAX_SIGNATURES_PER_SITE = 512
 BLOCKING = "monitored_barrier"
 """It returns no work, because it returns only when it ended."""
 PROOFS = 4
-"""First calls of a signature whose kind of reduction is compared."""
+"""First calls of a signature whose kind of reduction is compared with that of the first, at the least."""
+PROVEN_STEPS = 2
+"""And all in this many steps: a loop over metrics reduces many in one line, most of them by sums."""
+MOST_PROOFS = 256
+"""A job whose steps nobody sees has no second one."""
 SELDOM = 0xFF
 """And every 256th call of the process."""
 VARIES = -1
@@ -213,7 +217,8 @@ def _intern(
         site.signatures.clear()
     made = site.signatures[key] = Interned(described)
     if operator.reduce_op is not None:
-        made.unproven = PROOFS
+        made.unproven = MOST_PROOFS
+        made.proven_step = recorder.step + PROVEN_STEPS
     return made
 
 
@@ -228,8 +233,8 @@ def _settled(
 ) -> Interned | None:
     """Return the signature that a call really has, given the one that was found without its kind of reduction.
 
-    To ask for the kind takes a microsecond or two, so it is asked at the first calls of a signature, and seldom after
-    them; where several kinds were seen, at each call.
+    To ask for the kind takes 2.4 us, so it is asked in the first steps of a signature, and seldom after them; where
+    several kinds were seen, at each call. ``analyzers/investigation/reductions`` knows what that proves.
     """
     if known is None:
         return _intern(recorder, operator, args, site, state, key)
@@ -239,7 +244,10 @@ def _settled(
 
     kind = kind_of_reduction(args[operator.reduce_op])
     if kind == known.event.reduce_op:
-        known.unproven -= known.unproven > 0
+        if known.unproven > 0:
+            known.unproven -= 1
+            if recorder.step >= known.proven_step and known.unproven <= MOST_PROOFS - PROOFS:
+                known.unproven = 0
         return known
     known.unproven = VARIES
     other: Interned | None = site.signatures.get((key, kind))

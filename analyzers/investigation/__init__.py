@@ -23,7 +23,7 @@ from distdiag.analyzers.investigation.memory import ran_out_of_memory
 from distdiag.analyzers.investigation.naming import Name, name_of, sites_of
 from distdiag.analyzers.investigation.paths import location, own_line
 from distdiag.analyzers.investigation.queues import queues_of
-from distdiag.analyzers.investigation.reductions import reduction_mismatches
+from distdiag.analyzers.investigation.reductions import of_several_kinds, reduction_mismatches, told_apart
 from distdiag.analyzers.investigation.scene import Scene
 from distdiag.analyzers.investigation.sizes import SizeMismatch, of_messages, size_mismatches
 from distdiag.analyzers.investigation.splits import split_mismatches
@@ -78,11 +78,13 @@ def _investigate(run: Run) -> Investigation:
     since = {**blocked_since(blocked), **{rank: head.since_ns for rank, head in queues.heads.items()}}
     in_trouble = bool(waits or queues.halted) or any(life.in_trouble for life in lives.values())
     collectives = collectives_of(run, lives)
+    several = of_several_kinds(run, collectives)
+    disagreements = [*_disagreements(run, collectives, several, stuck, in_trouble=in_trouble)]
     found = [
         *_group_lists(run, lives, stuck),
-        *_disagreements(run, collectives, stuck, in_trouble=in_trouble),
+        *disagreements,
         *_splits(run, collectives, stuck),
-        *_reductions(run, collectives, stuck),
+        *_reductions(run, several, stuck, beside=disagreements),
         *_sizes(run, [*size_mismatches(run, collectives), *of_messages(run, queues.unequal)], stuck),
         *_told(run, stuck),
         *_deaths(run, deaths_of(run, lives, since), stuck),
@@ -107,7 +109,12 @@ def _first(found: Sequence[Incident]) -> tuple[Incident, ...]:
 
 
 def _is_weak(incident: Incident) -> bool:
-    return isinstance(incident.basis, Disagreement) and incident.basis.divergence.weak
+    divergence = _divergence_in(incident)
+    return divergence is not None and divergence.weak
+
+
+def _divergence_in(incident: Incident) -> Divergence | None:
+    return incident.basis.divergence if isinstance(incident.basis, Disagreement) else None
 
 
 # ---- lists of groups --------------------------------------------------------------------------------------------
@@ -139,14 +146,16 @@ def _list_evidence(lists: GroupLists) -> tuple[str, ...]:
 
 
 # ---- calls ------------------------------------------------------------------------------------------------------
-def _disagreements(run: Run, calls: pd.DataFrame, stuck: frozenset[int], *, in_trouble: bool) -> Iterator[Incident]:
-    groups = groups_that_differ(calls, sites_too=in_trouble)
+def _disagreements(
+    run: Run, calls: pd.DataFrame, several: pd.DataFrame, stuck: frozenset[int], *, in_trouble: bool
+) -> Iterator[Incident]:
+    groups = groups_that_differ(calls, told_apart(calls, several), sites_too=in_trouble)
     if not groups:
         return
     labels = Labels(run)
     for group in groups:
         divergence = divergence_of(run, calls, group, labels)
-        if divergence is not None:
+        if divergence is not None and not divergence.only_combines_otherwise:
             yield _disagreement(run, divergence, labels, stuck)
 
 
@@ -206,8 +215,14 @@ def _splits(run: Run, calls: pd.DataFrame, stuck: frozenset[int]) -> Iterator[In
         )
 
 
-def _reductions(run: Run, calls: pd.DataFrame, stuck: frozenset[int]) -> Iterator[Incident]:
-    for mismatch in reduction_mismatches(run, calls):
+def _reductions(
+    run: Run, several: pd.DataFrame, stuck: frozenset[int], *, beside: Sequence[Incident]
+) -> Iterator[Incident]:
+    parted = {d.group.key: d for each in beside if (d := _divergence_in(each)) is not None and not d.weak}
+    for mismatch in reduction_mismatches(run, several):
+        divergence = parted.get(mismatch.key)
+        if divergence is not None and divergence.seq <= mismatch.seq:
+            continue  # calls that were never meant for each other
         call = mismatch.calls[mismatch.odd[0] if mismatch.odd else min(mismatch.calls)]
         yield Incident(
             name=Name.OP,

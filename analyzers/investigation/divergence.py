@@ -11,6 +11,7 @@ from distdiag.analyzers.investigation.issued import Issued, issued
 from distdiag.analyzers.investigation.loops import Labels
 from distdiag.analyzers.investigation.rows import records
 from distdiag.analyzers.investigation.streams import GroupCalls, Member, stream_of
+from distdiag.events import NUMBER_UNKNOWN
 from distdiag.run import Run
 
 MAX_PROGRAMS = 12
@@ -48,6 +49,20 @@ class Divergence:
     def time_ns(self) -> int:
         """Return when the odd ranks left."""
         return self.interval_ns[1]
+
+    @property
+    def seq(self) -> int:
+        """Return the number of the first call that both sides did not issue alike."""
+        return min((call.seq for call in (self.expected, self.made) if call is not None), default=NUMBER_UNKNOWN)
+
+    @property
+    def only_combines_otherwise(self) -> bool:
+        """Return whether both sides made one call, and differ in the kind of its reduction alone."""
+        expected, made = self.expected, self.made
+        if expected is None or made is None or expected.reduce_op == made.reduce_op:
+            return False
+        alike = (expected.op, expected.payload, expected.root) == (made.op, made.payload, made.root)
+        return alike and self.kind in (Kind.INSTEAD, None)
 
     @property
     def unmatched(self) -> Issued | None:

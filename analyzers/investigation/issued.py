@@ -12,6 +12,8 @@ from distdiag.events import GROUP_UNKNOWN, NUMBER_UNKNOWN
 from distdiag.run import Run
 
 NAMELESS = frozenset({"", "undefined"})
+USUAL = frozenset({"SUM", "AVG"})
+"""Kinds of reductions that go without saying."""
 _descriptions: weakref.WeakKeyDictionary[Run, dict[tuple[str, tuple[int, ...] | None], str]] = (
     weakref.WeakKeyDictionary()
 )
@@ -44,6 +46,7 @@ class Issued:
     root: int | None
     peer: int | None
     handling: str | None
+    reduce_op: str | None
 
     @property
     def site(self) -> str | None:
@@ -56,10 +59,12 @@ class Issued:
         return self.dtype, self.numel
 
     def described(self) -> str:
-        """Return ``all_reduce of 15 float32``, with root and module where there are any."""
+        """Return ``all_reduce of 15 float32``, with what else there is: kind, root, module."""
         words = self.op
         if self.dtype is not None:
             words += f" of {self.numel} {self.dtype}"
+        if self.reduce_op is not None and self.reduce_op not in USUAL:
+            words += f" by {self.reduce_op}"
         if self.root is not None:
             words += f" from rank {self.root}" if self.op in ("broadcast", "scatter") else f" to rank {self.root}"
         return words + (f" for module {self.module}" if self.module else "")
@@ -89,6 +94,7 @@ def issued(run: Run, row: Any) -> Issued:
         root=whole(row.root),
         peer=whole(row.peer),
         handling=text(row.handling),
+        reduce_op=text(row.reduce_op),
     )
 
 

@@ -27,7 +27,6 @@ NOT_COMPARED = frozenset(
         "device",
         "duration_ns",
         "path_chain",
-        "reduce_op",
         "size_bytes",
         "tag",
         "wait_start_ns",
@@ -47,7 +46,9 @@ class Member:
     codes: Integers
     """Equal for equal signature, call site and module."""
     agree: Integers
-    """Equal where all that has to agree does."""
+    """Equal where all that has to agree does, or the backend fails."""
+    told: Integers
+    """The same, with the kind of a reduction where that tells calls apart: no backend compares it."""
     threads: frozenset[str]
 
 
@@ -74,8 +75,8 @@ def collectives_of(run: Run, lives: Mapping[int, Life]) -> pd.DataFrame:
     return calls if kept.all() else calls.loc[kept, [name for name in calls if name not in NOT_COMPARED]]
 
 
-def groups_that_differ(calls: pd.DataFrame, *, sites_too: bool) -> tuple[GroupCalls, ...]:
-    """Return the groups whose members did not issue the same calls.
+def groups_that_differ(calls: pd.DataFrame, told: Integers, *, sites_too: bool) -> tuple[GroupCalls, ...]:
+    """Return the groups whose members did not issue the same calls; ``told`` is what tells each from others.
 
     With ``sites_too`` a different call site or module is a difference as well, else only what has to agree.
     """
@@ -83,10 +84,10 @@ def groups_that_differ(calls: pd.DataFrame, *, sites_too: bool) -> tuple[GroupCa
         return ()
     keys = calls["group_key"]
     groups, positions = keys.cat.codes.to_numpy().astype(np.int64), _positions(calls)
-    codes = _codes(calls) if sites_too else calls["agree"].to_numpy()
+    codes = _codes(calls, told) if sites_too else told
     differing = _differing(groups, positions, codes)
     return tuple(
-        _group_calls(calls, np.flatnonzero(groups == number), positions, str(keys.cat.categories[number]))
+        _group_calls(calls, told, np.flatnonzero(groups == number), positions, str(keys.cat.categories[number]))
         for number in sorted(differing, key=lambda number: str(keys.cat.categories[number]))
     )
 
@@ -96,8 +97,8 @@ def stream_of(run: Run, calls: pd.DataFrame, member: Member, labels: Labels) -> 
     rows = calls.iloc[member.rows]
     modules = [module if isinstance(module, str) else None for module in rows["module"]]
     tokens = [
-        Token(agree, run.paths.get(path, ()), module)
-        for agree, path, module in zip(member.agree.tolist(), rows["path"].tolist(), modules, strict=True)
+        Token(told, run.paths.get(path, ()), module)
+        for told, path, module in zip(member.told.tolist(), rows["path"].tolist(), modules, strict=True)
     ]
     return Stream(tokens=tokens, labels=labels.of(rows))
 
@@ -111,11 +112,11 @@ def _positions(calls: pd.DataFrame) -> Integers:
     return sequence + np.minimum(repeats, COALESCED - 1)
 
 
-def _codes(calls: pd.DataFrame) -> Integers:
+def _codes(calls: pd.DataFrame, told: Integers) -> Integers:
     """Return numbers that are equal for equal signature, path and module."""
     modules = pd.factorize(calls["module"], sort=True)[0].astype(np.uint64) + np.uint64(1)
     paths = calls["path"].to_numpy().astype(np.uint64)
-    mixed = calls["agree"].to_numpy().astype(np.uint64) << np.uint64(32)
+    mixed = told.astype(np.uint64) << np.uint64(32)
     mixed ^= (paths << np.uint64(12)) ^ modules
     return mixed.astype(np.int64)
 
@@ -129,10 +130,11 @@ def _differing(groups: Integers, positions: Integers, codes: Integers) -> list[i
     return [int(number) for number in np.unique(groups[order][1:][unequal])]
 
 
-def _group_calls(calls: pd.DataFrame, rows: Integers, positions: Integers, key: str) -> GroupCalls:
+def _group_calls(calls: pd.DataFrame, told: Integers, rows: Integers, positions: Integers, key: str) -> GroupCalls:
     of_group = calls.iloc[rows]
     ranks = of_group["rank"].to_numpy()
-    codes, agree = _codes(of_group), of_group["agree"].to_numpy().astype(np.int64)
+    told = told[rows]
+    codes, agree = _codes(of_group, told), of_group["agree"].to_numpy().astype(np.int64)
     where, threads = positions[rows], of_group["thread"].to_numpy()
     starts = {int(rank): _last_hole(where[ranks == rank]) for rank in np.unique(ranks)}
     first = max(starts.values())
@@ -141,6 +143,7 @@ def _group_calls(calls: pd.DataFrame, rows: Integers, positions: Integers, key: 
             rows=rows[(ranks == rank) & (where >= first)],
             codes=codes[(ranks == rank) & (where >= first)],
             agree=agree[(ranks == rank) & (where >= first)],
+            told=told[(ranks == rank) & (where >= first)],
             threads=frozenset(map(str, threads[ranks == rank])),
         )
         for rank in starts

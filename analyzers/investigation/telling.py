@@ -36,7 +36,8 @@ def aftermath(disagreement: Disagreement) -> str:
     paired = disagreement.divergence.paired_silently
     if not paired:
         return ""
-    return f" The next {counted(paired, 'call')} {'was' if paired == 1 else 'were'} paired wrongly without any error."
+    words = "call was" if paired == 1 else f"{paired} calls were"
+    return f" The next {words} paired wrongly without any error."
 
 
 def waiting(incident: Incident, absence: Absence) -> str:

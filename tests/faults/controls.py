@@ -117,6 +117,19 @@ def healthy_ring() -> None:
         time.sleep(0.1 * ((RANK + number) % WORLD))
 
 
+def healthy_metrics() -> None:
+    """Many metrics are reduced in one line, most by sums; some become maxima later. Rank 0 makes calls of its own."""
+    alone = [dist.new_group([rank], timeout=TIMEOUT) for rank in range(WORLD)][RANK]
+    always = [dist.ReduceOp.SUM] * 5 + [dist.ReduceOp.MAX] * 2
+    for number in passes(40):
+        if RANK == 0:
+            summed(1, alone)
+        for kind in always:
+            dist.all_reduce(torch.ones(1), op=kind)
+        for _ in range(4):
+            dist.all_reduce(torch.ones(1), op=dist.ReduceOp.SUM if number < 20 else dist.ReduceOp.MAX)
+
+
 def goes_on() -> None:
     """A job that is looked at while it runs."""
     for _ in passes(10_000):

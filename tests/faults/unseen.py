@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 import distdiag
-from tests.faults.job import RANK, WORLD, Samples, model, start, summed
+from tests.faults.job import RANK, WORLD, Samples, model, passes, start, summed
 
 log = logging.getLogger(__name__)
 
@@ -187,6 +187,23 @@ def reduced_apart() -> None:
     kind = dist.ReduceOp.MAX if RANK == 2 else dist.ReduceOp.SUM
     for _ in range(3):
         dist.all_reduce(torch.ones(4), op=kind)  # ROOT
+
+
+METRICS = {
+    "loss": dist.ReduceOp.SUM,
+    "tokens": dist.ReduceOp.SUM,
+    "peak": dist.ReduceOp.MAX,
+    "right": dist.ReduceOp.SUM,
+}
+
+
+def maximum_skipped() -> None:
+    """Metrics are reduced in one line, each in its own way; one rank has no peak in its second pass."""
+    for number, _ in enumerate(passes(4)):
+        for name, kind in METRICS.items():
+            if not (name == "peak" and RANK == 2 and number == 1):
+                dist.all_reduce(torch.ones(1), op=kind)  # ROOT
+    dist.barrier()
 
 
 def part_too_small() -> None:

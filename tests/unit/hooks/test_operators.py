@@ -9,6 +9,7 @@ import torch
 import torch.distributed
 import torch.distributed._functional_collectives
 
+import distdiag
 from distdiag import events
 from tests.recordings import WORLD_SIZE, Recording, floats, lonely_world, pretended_world, recording
 
@@ -167,11 +168,24 @@ def test_reduce_op_that_changes_on_one_line_is_that_of_each_call(recorded: Recor
     assert len({each.signature.signature for each in issued}) == 3
 
 
-def test_reduce_op_that_changes_late_is_seen_within_some_hundred_calls(recorded: Recording) -> None:
-    for number in range(600):
-        dist.all_reduce(floats(2), op=dist.ReduceOp.SUM if number < 20 else dist.ReduceOp.MAX)
+def test_reduce_op_that_changes_after_many_calls_of_the_first_step_is_that_of_each_call(recorded: Recording) -> None:
+    kinds = ["SUM"] * 20 + ["MAX", "SUM"]
+    for kind in kinds:
+        dist.all_reduce(floats(2), op=getattr(dist.ReduceOp, kind))
 
-    assert [each.signature.reduce_op for each in recorded.log.issued()][-300:] == ["MAX"] * 300
+    assert [each.signature.reduce_op for each in recorded.log.issued()] == kinds
+
+
+def test_reduce_op_that_changes_steps_later_is_seen_within_some_hundred_calls(recorded: Recording) -> None:
+    for step in range(6):
+        for _ in range(100):
+            dist.all_reduce(floats(2), op=dist.ReduceOp.SUM if step < 3 else dist.ReduceOp.MAX)
+        distdiag.step()
+
+    kinds = [each.signature.reduce_op for each in recorded.log.issued()]
+    assert kinds[:300] == ["SUM"] * 300
+    assert kinds[512:] == ["MAX"] * 88
+    assert kinds[300] == "SUM", "steps after the first two do not pay for reading it"
 
 
 def test_collectives_and_point_to_point_are_numbered_apart(recorded: Recording) -> None:
