@@ -67,7 +67,7 @@ def _summary(incident: Incident) -> str:
             f"the ranks passed {len(sizes)} different sizes to {incident.operation}{incident.at_step}\n"
             f"{told}{'' if len(sizes) <= MOST_SIZES else ', ...'}{at(incident, d.others)}."
         )
-    made, expected = (dims(call.shapes) if call is not None else "nothing" for call in (d.made, d.expected))
+    made, expected = (f"size {dims(call.shapes)}" if call is not None else "nothing" for call in (d.made, d.expected))
     return (
         f"{named(d.odd)} passed {made} to {incident.operation}{incident.at_step}, {named(d.others)} passed {expected}\n"
         f"{both_sides(incident, basis)}."
