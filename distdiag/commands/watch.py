@@ -75,7 +75,13 @@ def command(
     from distdiag.commands._metrics import Metrics
     from distdiag.commands._notices import Notices
     from distdiag.commands._otel import OpenTelemetry
+    from distdiag.commands._watchable import objection
 
+    wrong = None if prometheus_url or agents else objection(logs)
+    if wrong is not None and (once or logs.is_file()):
+        raise wrong
+    if wrong is not None:  # a job may yet begin to record there
+        click.echo(f"distdiag: {wrong.message}; {wrong.hint}", err=True)
     notices = Notices(logs=prometheus_url or str(logs), command=on_alarm, webhook=webhook)
     if prometheus_url:
         session = _following.of_prometheus(prometheus_url, prometheus_match, notices)
