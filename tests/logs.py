@@ -233,15 +233,24 @@ class RankLog:
         self.sleep(CALL_SECONDS).end_phase("new_group", number)
         return self.group(str(index), ranks) if self.rank in ranks else self
 
-    def batch(self, site: Site = "train.py:1 main", *, seconds: float = 0.001, pending: bool = False) -> Self:
-        """Ask a data loader for a batch; with ``pending`` it never comes."""
+    def batch(
+        self,
+        site: Site = "train.py:1 main",
+        *,
+        seconds: float = 0.001,
+        pending: bool = False,
+        exhausted: bool = False,
+    ) -> Self:
+        """Ask a data loader for a batch; with ``pending`` it never comes, with ``exhausted`` there is none."""
         number = self._numbers.get("batch", 0)
         self._numbers["batch"] = number + 1
         self.add(events.Batch(batch=number, edge="begin", time_ns=self.now_ns, step=self.step, path=self.path(site)))
         if pending:
             return self
         self.sleep(seconds)
-        return self.add(events.Batch(batch=number, edge="end", time_ns=self.now_ns, step=self.step))
+        return self.add(
+            events.Batch(batch=number, edge="end", time_ns=self.now_ns, step=self.step, exhausted=exhausted)
+        )
 
     def data_loading(self, site: Site = "train.py:1 main", *, seconds: float = 30.0) -> Self:
         """Stay in the data loader, with signs of life."""

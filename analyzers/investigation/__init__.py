@@ -6,22 +6,23 @@ causes. Only where there is none of them does the wait-for graph speak: it says 
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pandas as pd
 
 from distdiag.analyzers._wording import first_line
 from distdiag.analyzers.investigation.creation import GroupLists, asked_by_rank, differing_lists
 from distdiag.analyzers.investigation.deaths import Death, deaths_of
+from distdiag.analyzers.investigation.disagreements import disagreement
 from distdiag.analyzers.investigation.divergence import Divergence, divergence_of
 from distdiag.analyzers.investigation.giving_up import giving_up
 from distdiag.analyzers.investigation.incident import Disagreement, Incident
 from distdiag.analyzers.investigation.issued import group_name
 from distdiag.analyzers.investigation.lives import End, Life, lives_of
 from distdiag.analyzers.investigation.loops import Labels
-from distdiag.analyzers.investigation.memory import ran_out_of_memory
-from distdiag.analyzers.investigation.naming import Name, name_of, sites_of
+from distdiag.analyzers.investigation.naming import Name
 from distdiag.analyzers.investigation.paths import location, own_line
+from distdiag.analyzers.investigation.program import Programs
 from distdiag.analyzers.investigation.queues import queues_of
 from distdiag.analyzers.investigation.reductions import of_several_kinds, reduction_mismatches, told_apart
 from distdiag.analyzers.investigation.scene import Scene
@@ -155,41 +156,10 @@ def _disagreements(
     labels = Labels(run)
     for group in groups:
         divergence = divergence_of(run, calls, group, labels)
+        if divergence is not None and not divergence.decided and len(run.ranks) > len(group.by_rank):
+            divergence = Programs(run, calls, labels).decided(divergence)
         if divergence is not None and not divergence.only_combines_otherwise:
-            yield _disagreement(run, divergence, labels, stuck)
-
-
-def _disagreement(run: Run, divergence: Divergence, labels: Labels, stuck: frozenset[int]) -> Incident:
-    named = name_of(divergence, labels)
-    site, sites = sites_of(divergence, named.kind)
-    subject = divergence.expected if named.kind == "left-out" and divergence.expected else divergence.made
-    subject = subject or divergence.expected
-    culprits = divergence.odd if divergence.decided else ()
-    incident = Incident(
-        name=named.name,
-        time_ns=divergence.time_ns,
-        basis=Disagreement(divergence=divergence, named=named),
-        culprits=culprits,
-        victims=tuple(sorted((stuck | set(divergence.others)) - set(culprits))) if culprits else tuple(sorted(stuck)),
-        group=group_name(run, divergence.group.group, divergence.group.members),
-        members=divergence.group.members,
-        seq=subject.seq if subject is not None else None,
-        op=subject.op if subject is not None else None,
-        step=_step(divergence, named.kind),
-        site=site,
-        sites=sites,
-        evidence=named.reasons,
-    )
-    memory = ran_out_of_memory(run, divergence)
-    return incident if memory is None else replace(incident, **memory)
-
-
-def _step(divergence: Divergence, kind: str) -> int | None:
-    """Return the step the odd ranks were in; what they left out belongs to the step in which the others issued it."""
-    call = divergence.made or divergence.expected
-    if kind == "left-out":
-        call = divergence.expected or divergence.made
-    return None if call is None else call.step
+            yield disagreement(run, divergence, labels, stuck)
 
 
 def _splits(run: Run, calls: pd.DataFrame, stuck: frozenset[int]) -> Iterator[Incident]:

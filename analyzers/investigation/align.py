@@ -221,8 +221,25 @@ def departure(reference: Stream, odd: Stream, alignment: Alignment) -> Departure
             return Departure(reference=i, odd=j, kind=Kind.INSTEAD)
     last_i, last_j = alignment.pairs[-1] if alignment.pairs else (-1, -1)
     if last_i == last_j and unequal == last_i + 1:
-        return Departure(reference=last_i + 1, odd=last_j + 1, kind=None)
+        first = line_left(reference, odd, last_i + 1)
+        return Departure(reference=first, odd=first, kind=None)
     return None
+
+
+def line_left(reference: Stream, odd: Stream, position: int) -> int:
+    """Return where the calls begin that lead up to ``position`` and come from a line that one side alone has.
+
+    A line of its own on each side is a role; one that the other side has, too, but not here, is another way.
+    """
+    left = {frame for token in reference.tokens for frame in token.path}
+    right = {frame for token in odd.tokens for frame in token.path}
+    while position:
+        ours, theirs = reference.tokens[position - 1].path, odd.tokens[position - 1].path
+        mine, its = fork_frame(ours, theirs), fork_frame(theirs, ours)
+        if mine is None or its is None or (mine in right) == (its in left):
+            break
+        position -= 1
+    return position
 
 
 def _first_unequal(reference: Stream, odd: Stream) -> int | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 
-from distdiag.analyzers.investigation.align import Alignment, Departure, Kind, Stream, align, departure
+from distdiag.analyzers.investigation.align import Alignment, Departure, Kind, Stream, align, departure, line_left
 from distdiag.analyzers.investigation.issued import Issued, issued
 from distdiag.analyzers.investigation.loops import Labels
 from distdiag.analyzers.investigation.rows import records
@@ -42,6 +42,10 @@ class Divergence:
     weak: bool = False
     """Nothing that had to agree differs, and no step says so either: a death nearby explains as much."""
 
+    peers: tuple[int, ...] = ()
+    """Ranks that did in groups of their own what the others did, where these are no majority by themselves."""
+    passes: str = ""
+    """The step that had more or fewer passes on the odd ranks, in words, where it is one."""
     shapes: Mapping[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     """What each member passed to the call at which they went apart, where there is no majority."""
 
@@ -97,7 +101,44 @@ def divergence_of(run: Run, calls: pd.DataFrame, group: GroupCalls, labels: Labe
         voted = _by_vote(run, calls, group, labels)
         if voted is not None and (voted.decided or len(clusters) > 2):
             return voted
-    return _earliest(found)
+    first = _earliest(found)
+    return _at_odd_step(run, calls, group, labels, first) or first
+
+
+def _at_odd_step(run: Run, calls: pd.DataFrame, group: GroupCalls, labels: Labels, d: Divergence) -> Divergence | None:
+    """Return a divergence where it began, if that was a step with more or fewer passes on the odd ranks.
+
+    A pass more has the calls of any other: they are paired with those of the others' next step, and what fails is
+    the end of the run.
+    """
+    if d.made is None or d.expected is None:
+        return None
+    ours, theirs = labels.passes(d.expected.rank), labels.passes(d.made.rank)
+    step = next((step for step in sorted(ours.keys() & theirs.keys()) if ours[step] != theirs[step]), None)
+    if step is None or step >= min(d.made.step, d.expected.step):
+        return None
+    forwards, backwards = (theirs[step][n] - ours[step][n] for n in (0, 1))
+    if not forwards or forwards != backwards:
+        return None
+    longer = d.stream if forwards > 0 else d.reference
+    begun = sum(passes[0] for number, passes in ours.items() if number < step) + min(ours[step][0], theirs[step][0])
+    position = next((n for n, label in enumerate(longer.labels) if label[-1] > begun), None)
+    if position is None or position >= min(d.where.reference, d.where.odd):
+        return None
+    kind = Kind.EXTRA if forwards > 0 else Kind.LEFT_OUT
+    found = divergence_at(
+        run,
+        calls,
+        group,
+        labels,
+        Departure(reference=position, odd=position, kind=kind),
+        reference=(d.expected.rank, d.reference),
+        odd=(d.made.rank, d.stream),
+        odd_ranks=d.odd,
+        others=d.others,
+        decided=d.decided,
+    )
+    return replace(found, passes=f"step {step}: {theirs[step][0]} forwards against {ours[step][0]}")
 
 
 def _earliest(found: Sequence[Divergence]) -> Divergence:
@@ -170,7 +211,7 @@ def _event(
     majority = [rank for program in clusters[0] for rank in program.ranks]
     others = tuple(sorted(rank for rank in majority if len(group.by_rank[rank].codes) > where.reference))
     passed = [rank for rank in group.by_rank if len(group.by_rank[rank].codes) > min(where.reference, where.odd)]
-    return _divergence(
+    return divergence_at(
         run,
         calls,
         group,
@@ -185,7 +226,7 @@ def _event(
     )
 
 
-def _divergence(
+def divergence_at(
     run: Run,
     calls: pd.DataFrame,
     group: GroupCalls,
@@ -199,6 +240,7 @@ def _divergence(
     decided: bool,
     weak: bool = False,
 ) -> Divergence:
+    """Return the divergence that a departure of ``odd`` from ``reference``, each with its rank, comes down to."""
     expected = _call(run, calls, group.by_rank[reference[0]], where.reference)
     made = _call(run, calls, group.by_rank[odd[0]], where.odd)
     slack = _slack(reference[1], where) if where.kind is Kind.LEFT_OUT else 0
@@ -242,15 +284,16 @@ def _by_vote(run: Run, calls: pd.DataFrame, group: GroupCalls, labels: Labels) -
             votes.setdefault(int(member.agree[position]), []).append(rank)
     ranked = sorted(votes.values(), key=lambda ranks: (-len(ranks), *_content(group.by_rank[ranks[0]])))
     majority, odd = ranked[0], sorted(rank for ranks in ranked[1:] for rank in ranks)
-    where = Departure(reference=position, odd=position, kind=None)
-    return _divergence(
+    reference, stream = (stream_of(run, calls, group.by_rank[ranks[0]], labels) for ranks in (majority, odd))
+    first = line_left(reference, stream, position)
+    return divergence_at(
         run,
         calls,
         group,
         labels,
-        where,
-        reference=(majority[0], stream_of(run, calls, group.by_rank[majority[0]], labels)),
-        odd=(odd[0], stream_of(run, calls, group.by_rank[odd[0]], labels)),
+        Departure(reference=first, odd=first, kind=None),
+        reference=(majority[0], reference),
+        odd=(odd[0], stream),
         odd_ranks=odd,
         others=majority,
         decided=2 * len(majority) > len(majority) + len(odd),

@@ -5,7 +5,9 @@ from itertools import pairwise
 
 from distdiag.analyzers.investigation.align import Kind, Stream, Token
 from distdiag.analyzers.investigation.divergence import Divergence
+from distdiag.analyzers.investigation.issued import Issued
 from distdiag.analyzers.investigation.loops import Labels, Progress
+from distdiag.analyzers.investigation.paths import Frames, parts
 
 
 def kind_of(d: Divergence, labels: Labels) -> Kind:
@@ -21,9 +23,9 @@ def kind_of(d: Divergence, labels: Labels) -> Kind:
     if to_odd and to_others:
         return _both_know(d, others=labels.at(d.expected), odd=labels.at(d.made))
     if to_odd:
-        return _one_side_is_in_its_loop(inside=labels.at(d.expected), outside=labels.at(d.made), if_done=Kind.LEFT_OUT)
+        return _one_side_is_in_its_loop(labels, inside=d.expected, outside=d.made, if_done=Kind.LEFT_OUT)
     if to_others:
-        return _one_side_is_in_its_loop(inside=labels.at(d.made), outside=labels.at(d.expected), if_done=Kind.EXTRA)
+        return _one_side_is_in_its_loop(labels, inside=d.made, outside=d.expected, if_done=Kind.EXTRA)
     return Kind.INSTEAD
 
 
@@ -42,31 +44,71 @@ def _only_repeats(d: Divergence) -> bool:
     return same_pass and all(token == again for token in tokens[position:])
 
 
-def _one_side_is_in_its_loop(*, inside: Progress, outside: Progress, if_done: Kind) -> Kind:
+def _one_side_is_in_its_loop(labels: Labels, *, inside: Issued, outside: Issued, if_done: Kind) -> Kind:
     """Return what to make of a call that both sides know against one that only its maker knows.
 
     Its maker was through with the loop and went on to what comes after it, or the call stands in the loop and the
     other side does not issue it. The calls alone are the same; where the maker was in its loop tells.
     """
     in_the_loop = Kind.EXTRA if if_done is Kind.LEFT_OUT else Kind.LEFT_OUT
-    if outside.ran_out or 0 < inside.forwards <= outside.forwards:
+    here, there = labels.at(inside), labels.at(outside)
+    if there.ran_out and _is_a_pass_ahead(here, there):
+        # Between two passes: who is in the majority is right to be there, another may have left the loop for good.
+        return in_the_loop if if_done is Kind.EXTRA else Kind.INSTEAD
+    if there.ran_out:
         return if_done
-    if inside.forwards > outside.forwards and outside.unfinished:
+    if 0 < here.forwards <= there.finished or _left_its_data(here, there, outside.path):
+        return if_done
+    if here.forwards > there.finished and there.unfinished:
         return in_the_loop
-    if inside.batches > outside.batches > 0:
+    if here.batches > there.batches > 0:
         return in_the_loop  # its data had not come to an end
     return Kind.INSTEAD
+
+
+def _is_a_pass_ahead(one: Progress, other: Progress) -> bool:
+    """Return whether one side is in a later pass over its data: then both had come to the end of the one before."""
+    if one.epoch is None or other.epoch is None or one.epoch.loop != other.epoch.loop:
+        return False
+    return one.epoch.number > other.epoch.number
+
+
+def _left_its_data(inside: Progress, outside: Progress, path: Frames) -> bool:
+    """Return whether a call comes from outside the function that goes over the data, whose data had not ended."""
+    mine, other = outside.epoch, inside.epoch
+    if mine is None or other is None or (mine.loop, mine.number) != (other.loop, other.number) or mine.ended:
+        return False
+    callers = mine.loop[:-1]
+    # A path below many frames of libraries lacks its outermost ones, and tells nothing of where they lead.
+    whole = bool(callers) and path[:1] == callers[:1]
+    return whole and mine.taken < other.taken and callers[-1] not in path
 
 
 def _both_know(d: Divergence, *, others: Progress, odd: Progress) -> Kind:
     """Return what to make of two calls that both sides issue elsewhere."""
     if odd.forwards == others.forwards:
-        return _sooner_round(d)
+        return Kind.LEFT_OUT if _jumped_ahead(d) else _sooner_round(d)
     if odd.forwards < others.forwards:
         return Kind.EXTRA  # it repeats something in a pass that the others have left
-    if others.unfinished or _in_every_pass(d.reference, d.where.reference):
+    if others.unfinished or _in_every_pass(d.reference, d.where.reference) or _is_a_pass_ahead(odd, others):
         return Kind.LEFT_OUT  # it began another pass without a call that belongs to each
     return Kind.EXTRA if others.ran_out else Kind.INSTEAD
+
+
+def _jumped_ahead(d: Divergence) -> bool:
+    """Return whether the odd ranks came from a line above the others' to one below it, all in one function."""
+    if min(d.where.odd, d.where.reference) < 1:
+        return False
+    ours, theirs = d.reference.tokens[d.where.reference].path, d.stream.tokens[d.where.odd].path
+    before = d.stream.tokens[d.where.odd - 1].path
+    depth = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+    if depth is None or len(before) <= depth or before[:depth] != ours[:depth]:
+        return False
+    lines = [parts(path[depth]) for path in (before, ours, theirs)]
+    if len({(file, function) for file, _, function in lines}) != 1:
+        return False
+    came_from, left_out, made = (line for _, line, _ in lines)
+    return came_from < left_out < made
 
 
 def _in_every_pass(stream: Stream, position: int) -> bool:

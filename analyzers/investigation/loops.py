@@ -1,13 +1,14 @@
 """How far in its loop a rank was at each call, as steps, forwards and data loaders tell."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
+from distdiag.analyzers.investigation.epochs import Epoch, Epochs
 from distdiag.analyzers.investigation.issued import Issued
-from distdiag.analyzers.investigation.rows import by_rank
+from distdiag.analyzers.investigation.rows import by_rank, records
 from distdiag.run import Run
 
 FORWARD = "forward"
@@ -28,6 +29,16 @@ class Progress:
     """Whether a pass had begun that no step of an optimizer had ended, in a job that has such steps."""
     ran_out: bool = False
     """Whether the last that a data loader said was that it has no more."""
+    passing: bool = False
+    """Whether the last of its forwards still went on."""
+
+    epoch: Epoch | None = None
+    """The pass over a data set that it was in, where its loader was watched."""
+
+    @property
+    def finished(self) -> int:
+        """Return how many forwards were over."""
+        return self.forwards - self.passing
 
 
 class Labels:
@@ -41,6 +52,11 @@ class Labels:
         self._forwards = _Counter(run, "forwards")
         self._backwards = _Counter(run, "backwards")
         self._has_steps = not run.steps.empty
+        self._passes: dict[int, dict[int, tuple[int, int]]] = {}
+        counted = run.steps.fillna({"forwards": 0, "backwards": 0})
+        for row in records(counted[["rank", "step", "forwards", "backwards"]]):
+            self._passes.setdefault(int(row.rank), {})[int(row.step)] = int(row.forwards), int(row.backwards)
+        self.epochs = Epochs(run)
 
     def of(self, rows: pd.DataFrame) -> Sequence[tuple[int, int]]:
         """Return (batches, forwards) of calls of one rank; steps stand for forwards where no rank's are known."""
@@ -67,7 +83,13 @@ class Labels:
             without_backward=forwards - backwards - (call.phase == FORWARD),
             unfinished=self._has_steps and call.forwards > 0,
             ran_out=self._ran_out(call.rank, call.start_ns),
+            passing=call.phase == FORWARD,
+            epoch=self.epochs.at(call.rank, call.start_ns),
         )
+
+    def passes(self, rank: int) -> Mapping[int, tuple[int, int]]:
+        """Return how many forwards and backwards each step of a rank had that it ended."""
+        return self._passes.get(rank, {})
 
     def in_all(self, rank: int) -> Progress:
         """Return how far a rank came."""

@@ -39,10 +39,12 @@ def name_of(divergence: Divergence, labels: Labels) -> Named:
     """Return the name of a divergence."""
     if _threads_race(divergence):
         return Named(name=Name.THREADS, kind=divergence.kind or Kind.INSTEAD)
-    named = _by_place(divergence)
+    named = _by_data(divergence, labels) or _by_place(divergence)
     if named is not None:
         return named
     kind = kind_of(divergence, labels)
+    if divergence.passes:
+        return Named(name=Name.SEQUENCE, kind=kind, reasons=(divergence.passes,))
     return _by_loop(divergence, kind, labels) or Named(name=Name.SEQUENCE, kind=kind)
 
 
@@ -125,6 +127,19 @@ def _ordinal(tokens: Sequence[Token], labels: Sequence[tuple[int, ...]], positio
     return sum(token.path == path for token in tokens[earlier:position])
 
 
+def _by_data(d: Divergence, labels: Labels) -> Named | None:
+    """Return the name of a divergence of one side whose data ended while the others' went on, if it is one."""
+    if d.expected is None or d.made is None:
+        return None
+    odd, others = (d.made.rank, d.made.start_ns), (d.expected.rank, d.expected.start_ns)
+    fewer, more = labels.epochs.short(odd, others), labels.epochs.short(others, odd)
+    taken = fewer or (more and more[::-1])
+    if taken is None:
+        return None
+    kind = Kind.EXTRA if fewer is None else Kind.LEFT_OUT
+    return Named(name=Name.UNEVEN, kind=kind, reasons=(f"batches taken: {taken[0]} against {taken[1]}",))
+
+
 def _by_loop(d: Divergence, kind: Kind, labels: Labels) -> Named | None:
     """Return a name that forwards and batches give: a loop that ran longer, or a pass without its calls."""
     if not d.decided or d.expected is None or d.made is None:
@@ -132,17 +147,15 @@ def _by_loop(d: Divergence, kind: Kind, labels: Labels) -> Named | None:
     others, odd = labels.at(d.expected), labels.at(d.made)
     batches = (f"batches taken: {odd.batches} against {others.batches}",)
     forwards = (f"forwards begun: {odd.forwards} against {others.forwards}",)
-    if kind is Kind.EXTRA and others.ran_out and odd.batches > others.batches:
-        return Named(name=Name.UNEVEN, kind=kind, reasons=batches)
     if kind is not Kind.LEFT_OUT:
         return Named(name=Name.SEQUENCE, kind=kind, reasons=forwards) if odd.forwards != others.forwards else None
     if odd.batches >= others.batches and odd.batches - odd.forwards > others.batches - others.forwards:
         return Named(name=Name.SKIPPED, kind=kind, reasons=(*batches, *forwards))
-    if odd.forwards >= others.forwards and odd.without_backward > others.without_backward:
+    if odd.forwards >= others.forwards > 0 and odd.without_backward > others.without_backward:
         reason = f"{odd.forwards} forwards but {odd.backwards} backwards begun"
         return Named(name=Name.SKIPPED, kind=kind, reasons=(reason,))
     if odd.forwards < others.forwards and others.batches:
-        return Named(name=Name.UNEVEN, kind=kind, reasons=(*batches, *forwards))
+        return Named(name=Name.SEQUENCE, kind=kind, reasons=(*batches, *forwards))
     return None
 
 

@@ -16,6 +16,13 @@ def location(frame: str) -> str:
     return frame.rsplit(" ", 1)[0]
 
 
+def parts(frame: str) -> tuple[str, int, str]:
+    """Return file, line and function of a frame; line 0 where it has none."""
+    place, _, function = frame.rpartition(" ")
+    file, _, line = place.rpartition(":")
+    return file, int(line) if line.isdigit() else 0, function
+
+
 def short(site: str) -> str:
     """Return a ``file:line`` without its folders, for sentences."""
     file, _, line = site.rpartition(":")
@@ -49,10 +56,14 @@ def own_line(path: Frames, shared: Collection[str]) -> str | None:
 
 
 def shared_frames(paths: Iterable[Frames]) -> set[str]:
-    """Return the frames that different call sites have in common: wrappers and main functions."""
-    seen: set[str] = set()
-    shared: set[str] = set()
+    """Return the frames that different lines lead to: wrappers, not the functions that make several calls."""
+    callers: dict[str, set[Frames]] = {}
     for path in set(paths):
-        shared |= seen & set(path)
-        seen |= set(path)
-    return shared
+        for position, frame in enumerate(path):
+            callers.setdefault(frame, set()).add(path[:position])
+    return {frame for frame, ways in callers.items() if len(ways) > 1 and len(_without_cut_ones(ways)) > 1}
+
+
+def _without_cut_ones(ways: set[Frames]) -> set[Frames]:
+    """Return ways to a frame without the ends of others: below many frames of libraries the rest is cut off."""
+    return ways - {way[start:] for way in ways for start in range(1, len(way) + 1)}

@@ -5,17 +5,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from distdiag.analyzers._wording import named, verb
 from distdiag.analyzers.investigation.absence import absences
 from distdiag.analyzers.investigation.counted import miscounted
+from distdiag.analyzers.investigation.disagreements import disagreement
 from distdiag.analyzers.investigation.halts import halts
+from distdiag.analyzers.investigation.history import known_to_odd, known_to_others
 from distdiag.analyzers.investigation.incident import Absence, Circle, Incident, Together, Unexplained
 from distdiag.analyzers.investigation.issued import Issued, called, in_group
 from distdiag.analyzers.investigation.lives import CONNECTION
+from distdiag.analyzers.investigation.loops import Labels
 from distdiag.analyzers.investigation.misaddressed import Misaddressed, misaddressed
 from distdiag.analyzers.investigation.naming import Name
 from distdiag.analyzers.investigation.paths import fork_line, shared_frames
+from distdiag.analyzers.investigation.program import Programs
 from distdiag.analyzers.investigation.scene import Scene
 from distdiag.analyzers.investigation.sizes import EXCHANGES
 from distdiag.analyzers.investigation.slips import slipped
 from distdiag.analyzers.investigation.sources import recorded, unread
+from distdiag.analyzers.investigation.streams import collectives_of
 from distdiag.analyzers.investigation.waitfor import Standstill, Wait, WaitKind, standstill
 from distdiag.events import NUMBER_UNKNOWN
 
@@ -61,6 +66,12 @@ def _circle(scene: Scene, found: Standstill) -> Iterator[Incident]:
         yield _sent_wrong(scene, cycle, wrong)
         return
     name, culprits = _named(cycle)
+    if name == ORDER_DEADLOCK:
+        left = _left_the_program(scene, cycle)
+        if isinstance(left, Incident):
+            yield left
+            return
+        culprits = left or culprits
     blamed = next((wait for wait in cycle if set(culprits) & wait.waiters), cycle[0])
     calls = {rank: call for wait in cycle for rank, call in scene.calls_in(wait).items()}
     sites = scene.sites_of(cycle)
@@ -74,6 +85,22 @@ def _circle(scene: Scene, found: Standstill) -> Iterator[Incident]:
         sites=sites,
         evidence=tuple(_in_circle(scene, wait) for wait in cycle),
     )
+
+
+def _left_the_program(scene: Scene, cycle: Sequence[Wait]) -> Incident | tuple[int, ...]:
+    """Return what ranks of a circle did that most others, up to there alike, did not; only who, if it is their order.
+
+    Whoever issues both calls elsewhere, as the others do, may have issued them in another order.
+    """
+    run, labels = scene.run, Labels(scene.run)
+    collectives = collectives_of(run, scene.lives)
+    blocked = {rank: call.start_ns for wait in scene.waits for rank, call in scene.calls_in(wait).items()}
+    divergence = Programs(run, collectives, labels).odd_one(blocked)
+    if divergence is None or not any(set(divergence.odd) & wait.waiters for wait in cycle):
+        return ()
+    if known_to_odd(divergence) and known_to_others(divergence):
+        return divergence.odd
+    return disagreement(run, divergence, labels, frozenset(blocked))
 
 
 def _sent_wrong(scene: Scene, cycle: tuple[Wait, ...], wrong: Misaddressed) -> Incident:

@@ -71,6 +71,10 @@ def _unseen(family: str, *arguments: Any, **more: Any) -> Fault:
     return _of("unseen", family, *arguments, **more)
 
 
+def _dressed(family: str, *arguments: Any, **more: Any) -> Fault:
+    return _of("dressed", family, *arguments, **more)
+
+
 def _parallel(*arguments: Any, **more: Any) -> Fault:
     return _of("parallel", PARALLEL, *arguments, **more)
 
@@ -124,6 +128,9 @@ MATRIX = (
     _unseen(ABSENCES, "lock_held", 3, MISSING, 2, at_root=True),
     _unseen(ABSENCES, "gave_up_on_loss", 3, DIED, 2, cause="exited", at_root=True, mentions="sys.exit(1)"),
     _unseen(ABSENCES, "barrier_in_handler", 3, DIED, 1, cause="exception", at_root=True, mentions="no tokens"),
+    _dressed(ABSENCES, "stage_raises", 3, DIED, 1, cause="exception", at_root=True, mentions="came to the top as"),
+    _dressed(ABSENCES, "part_not_written", 3, DIED, 2, cause="exception", at_root=True, mentions="No space left"),
+    _dressed(ABSENCES, "model_differs", 3, DIED, 1, cause="exception", mentions="rank 1 has 6 parameters"),
     _calls("guarded_gather", 3, SEQUENCE, 0, at_root=True),
     _calls("early_return", 3, SEQUENCE, 2, at_root=True),
     _calls("silent_in_subgroup", 4, SEQUENCE, 1, at_root=True),
@@ -148,6 +155,12 @@ MATRIX = (
     _unseen(DIFFERENCES, "reduced_apart", 3, ("op-mismatch",), 2, at_root=True, mentions="MAX"),
     _unseen(DIFFERENCES, "maximum_skipped", 3, SEQUENCE, 2, at_root=True, mentions="by MAX"),
     _unseen(DIFFERENCES, "part_too_small", 3, ("shape-mismatch",), 2, at_root=True),
+    _dressed(DIFFERENCES, "error_swallowed", 3, SEQUENCE, 2, at_root=True, mentions="left out"),
+    _dressed(DIFFERENCES, "evaluated_through_wrapper", 3, SEQUENCE, 0, at_root=True, mentions="issued broadcast"),
+    _dressed(DIFFERENCES, "saved_by_most", 3, SEQUENCE, 1, at_root=True, mentions="left out"),
+    _dressed(DIFFERENCES, "passes_differ", 3, SEQUENCE, 1, at_root=True, mentions="step 2: 5 forwards against 4"),
+    _dressed(DIFFERENCES, "joined_in_part", 3, ("uneven-batches",), 0),
+    _dressed(DIFFERENCES, "gradient_detached", 3, SEQUENCE, 1, at_root=True, mentions="left out"),
     _order("groups_swapped", 3, ("order-deadlock",), 2),
     _order("threads_race", 2, ("thread-race",)),
     _order("guarded_group", 3, GROUPS, 0, at_root=True),
@@ -168,6 +181,7 @@ MATRIX = (
     _parallel("ring_send_missing", 4, ("p2p-unmatched",), 1),
     _parallel("mesh_loader_stuck", 8, MISSING, 5, cause="data-loading"),
     _parallel("mesh_call_missing", 8, SEQUENCE, 6),
+    _dressed(PARALLEL, "shard_too_short", 4, ("uneven-batches",), 3),
     _parallel("mesh_rank_sleeps", 4, MISSING, 3, at_root=True),
 )
 """Our own programs."""

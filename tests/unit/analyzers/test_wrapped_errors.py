@@ -9,6 +9,9 @@ from tests.logs import Logs
 
 STEP = ("train.py:9 main", "train.py:20 step")
 SAVE = ("train.py:9 main", "train.py:30 save")
+DIFFERENT = (
+    "DDP expects same model across all ranks, but Rank {} has {} params, while rank {} has inconsistent {} params."
+)
 RESET = "RuntimeError: Connection closed by peer [127.0.0.1]:4242"
 
 
@@ -91,7 +94,7 @@ def test_a_checkpoint_that_failed_everywhere_is_nobody_s(tmp_path: Path) -> None
 
 
 def test_the_rank_whose_model_has_other_parameters_is_the_odd_one_of_all_that_complain(tmp_path: Path) -> None:
-    said = "DDP expects same model across all ranks, but Rank {} has {} params, while rank {} has inconsistent {} params."
+    said = DIFFERENT
     logs = all_raise("RuntimeError", said.format(0, 16, 1, 22), said.format(1, 22, 0, 16), said.format(2, 16, 1, 22))
 
     found = verdict(logs, tmp_path)
@@ -101,7 +104,7 @@ def test_the_rank_whose_model_has_other_parameters_is_the_odd_one_of_all_that_co
 
 
 def test_of_two_ranks_with_different_models_none_is_odd(tmp_path: Path) -> None:
-    said = "DDP expects same model across all ranks, but Rank {} has {} params, while rank {} has inconsistent {} params."
+    said = DIFFERENT
 
     found = verdict(all_raise("RuntimeError", said.format(0, 16, 1, 22), said.format(1, 22, 0, 16)), tmp_path)
 
