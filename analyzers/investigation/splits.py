@@ -21,6 +21,11 @@ CHECKED_ROWS = 20_000
 NEWEST = 3
 SIDES = ("rank", "op", "shapes", "output_shapes", "input_splits", "output_splits")
 """Columns that tell what goes from whom to whom."""
+LEAST_OTHERS = 2
+"""So many ranks besides the two of a pair have to do the same to show which of the two does not."""
+
+_Sides = tuple[tuple[int, ...], tuple[int, ...]]
+"""How much a member sends to each member, and expects from each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +39,7 @@ class SplitMismatch:
     sent: int
     expected: int
     culprit: int | None
-    """The rank in most of the pairs that do not fit, where there is one."""
+    """The rank in most of the pairs that do not fit; of one pair, the one that does not do what all others do."""
     calls: Mapping[int, Issued]
     lists: bool
     """Whether split lists differ, and not the sizes of whole inputs."""
@@ -94,7 +99,10 @@ def _shape(members: Sequence[int], asked: Sequence[tuple[Any, ...]]) -> tuple[ob
 def _mismatch(run: Run, key: str, seq: int, rows: pd.DataFrame, members: Sequence[int]) -> SplitMismatch | None:
     if (rows["op"] == SCATTER).all():
         return _scattered(run, key, seq, rows, members)
-    sides = {int(row.rank): _sides(row, len(members)) for row in records(rows[list(SIDES)])}
+    sides: dict[int, _Sides] = {}
+    for row in records(rows[list(SIDES)]):
+        sends, expects = _sides(row, len(members))
+        sides[int(row.rank)] = tuple(sends), tuple(expects)
     bad = [
         (sender, receiver, sides[sender][0][there], sides[receiver][1][here])
         for here, sender in enumerate(members)
@@ -107,6 +115,7 @@ def _mismatch(run: Run, key: str, seq: int, rows: pd.DataFrame, members: Sequenc
         return None
     calls = {int(row.rank): issued(run, row) for row in records(rows)}
     sender, receiver, sent, expected = bad[0]
+    involved = _most_involved([(pair[0], pair[1]) for pair in bad])
     return SplitMismatch(
         key=key,
         seq=seq,
@@ -114,7 +123,7 @@ def _mismatch(run: Run, key: str, seq: int, rows: pd.DataFrame, members: Sequenc
         receiver=calls[receiver],
         sent=sent,
         expected=expected,
-        culprit=_most_involved([(pair[0], pair[1]) for pair in bad]),
+        culprit=involved if involved is not None else _unlike_the_rest(sides, sender, receiver),
         calls=calls,
         lists=calls[sender].op != "all_gather",
     )
@@ -156,6 +165,18 @@ def _most_involved(pairs: Sequence[tuple[int, int]]) -> int | None:
     if len(ordered) > 1 and ordered[0] == ordered[1]:
         return None
     return max(counts, key=lambda rank: counts[rank])
+
+
+def _unlike_the_rest(sides: Mapping[int, _Sides], sender: int, receiver: int) -> int | None:
+    """Return which of two ranks does not do what all ranks besides them do, where these do the same."""
+    others = [each for rank, each in sides.items() if rank not in (sender, receiver)]
+    usual = others[0] if len(others) >= LEAST_OTHERS else None
+    if usual is None or any(each != usual for each in others):
+        return None
+    sends_otherwise, expects_otherwise = sides[sender][0] != usual[0], sides[receiver][1] != usual[1]
+    if sends_otherwise == expects_otherwise:
+        return None
+    return sender if sends_otherwise else receiver
 
 
 def _sides(row: Any, size: int) -> tuple[Sequence[int], Sequence[int]]:

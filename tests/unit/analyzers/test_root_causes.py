@@ -534,6 +534,28 @@ def test_splits_are_compared_pair_by_pair(tmp_path: Path, sent: list[int], culpr
     assert (found.name, found.culprits) == (("healthy", ()) if culprits is None else ("split-mismatch", culprits))
 
 
+@pytest.mark.parametrize(("odd", "usual", "culprits"), [(3, 2, (3,)), (1, 2, (1,)), (3, None, ())])
+def test_of_one_pair_that_does_not_fit_the_rank_unlike_all_others_is_named(
+    tmp_path: Path, odd: int, usual: int | None, culprits: tuple[int, ...]
+) -> None:
+    """Rank 3 sends less to rank 1 than it should, or rank 1 expects more; without a rule nobody can say."""
+    logs = Logs(world_size=4)
+    for rank in logs:
+        sends, expects = [2, 2, 2, 2], [2, 2, 2, 2]
+        if rank.rank == 3 == odd:
+            sends[1] = 1
+        if rank.rank == 1 == odd:
+            expects[3] = 3
+        if usual is None and rank.rank in (0, 2):
+            sends, expects = ([2, 2, 3, 2], [2, 2, 5, 2]) if rank.rank == 0 else ([5, 2, 2, 2], [3, 2, 2, 2])
+        rank.call("all_to_all_single", STEP, output_shapes=[[sum(expects)]], input_splits=sends, output_splits=expects)
+        rank.exit()
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits) == ("split-mismatch", culprits)
+
+
 # ---- how a rank left ------------------------------------------------------------------------------------------------
 GUARD = ("train.py:9 main", "guard.py:12 stop")
 
