@@ -14,12 +14,11 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from distdiag import events
 from distdiag.deferred import deferred
 from distdiag.engine import Engine, sql, united
 from distdiag.engine.packs import PackEngine, spans_of
+from distdiag.engine.spark_logs import Logs
 from distdiag.engine.sql import FILE, Kinds
 from distdiag.errors import DistdiagError
 
@@ -32,13 +31,23 @@ else:
 
 LOCAL = "local[*]"
 """Master of a Spark that runs on this machine, on all its processors."""
-PARTITIONS_PER_PROCESSOR = 4
-"""Of a shuffle on one machine: Spark's default of 200 is for clusters, and slow for what fits one machine."""
+PARTITIONS_PER_PROCESSOR = 32
+"""Of a shuffle on one machine: of 20 GB of logs, what is in one still fits its part of a heap of 2 GB. Spark joins
+those that turn out small."""
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+LOCAL_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # Else every read of many files lists them in as many tasks, which take seconds.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
+    # Half of Spark's own: sorted on each processor at once, they shall fit a small heap.
+    "spark.sql.adaptive.advisoryPartitionSizeInBytes": "32m",
 }
 HINT = "install it beside distdiag: pip install 'distdiag[spark]'; it needs Java 17 or later"
 
@@ -60,8 +69,8 @@ def session_of(master: str) -> Any:
         builder = builder.config(name, value)
     if master.startswith("local"):
         partitions = PARTITIONS_PER_PROCESSOR * (os.cpu_count() or 1)
-        builder = builder.config("spark.sql.shuffle.partitions", str(partitions)).config("spark.ui.enabled", "false")
-        builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+        for name, value in {**LOCAL_SETTINGS, "spark.sql.shuffle.partitions": str(partitions)}.items():
+            builder = builder.config(name, value)
     try:
         return builder.getOrCreate()
     except (PySparkException, Py4JError, OSError) as error:
@@ -78,13 +87,20 @@ class SparkEngine(Engine):
         self._session = session
         self._here, self._there = here, there
         self._tables = ibis.pyspark.connect(session)
+        self._logs: dict[tuple[Path, ...], Logs] = {}
+        self.shares_disk = str(session.sparkContext.master).startswith("local")
+        """Whether what an executor writes all others read: rows that are kept are then files of Parquet."""
 
     def read(self, files: Sequence[Path], kind: Kinds, only: Collection[str] | None = None) -> ibis.Table:
         """Return the records of one kind as a lazy table, as ``Engine.read`` does."""
-        if isinstance(kind, tuple):
-            return united(self, files, kind, only)
-        rows = self._packed(files, kind) if isinstance(self.embedded, PackEngine) else self._recorded(files, kind)
         schema = sql.schema_of(kind, only)
+        if not isinstance(self.embedded, PackEngine):
+            with readable():
+                rows = self._logs_of(files).records(kind, only)
+        elif isinstance(kind, tuple):
+            return united(self, files, kind, only)
+        else:
+            rows = self._packed(files, kind)
         return self._table(rows.select(*schema.names)).cast(schema)
 
     def parsed(self, text: ibis.Value, type_: str) -> ibis.Value:
@@ -101,14 +117,9 @@ class SparkEngine(Engine):
         if isinstance(self.embedded, PackEngine):
             yield from self.embedded.lines_of(files, kinds)
             return
-        from pyspark.sql import functions
-
-        lines = self._session.read.text([self._uri(file) for file in files], lineSep="\n")
-        named = lines.select("value", functions.col("_metadata.file_name").alias("name"))
-        begins = "|".join(events.kind_of(kind) for kind in kinds)
-        wanted = named.filter(functions.col("value").rlike(f'^\\{{"kind":"({begins})"'))
-        numbered = self._numbered(wanted, files).orderBy(FILE)
-        for row in self._rows(numbered):
+        with readable():
+            lines = self._logs_of(files).lines(kinds)
+        for row in self._rows(lines.orderBy(FILE)):
             yield int(row[FILE]), str(row["value"]).encode()
 
     def memory(self, frame: pd.DataFrame) -> ibis.Table:
@@ -116,34 +127,30 @@ class SparkEngine(Engine):
         return self._table(self._session.createDataFrame(self.embedded.arrow(self.embedded.memory(frame))))
 
     def materialised(self, table: ibis.Table) -> ibis.Table:
-        """Return the rows of a table, computed once and kept on the executors."""
-        with readable():
-            # A checkpoint and no cache: what is made of it is planned without what it was made of.
-            return self._table(self._session.sql(self._text(table)).localCheckpoint())
+        """Return the rows of a table, computed once and kept where the executors read them."""
+        return self._table(self._kept(self._session.sql(self._text(table))))
 
     def arrow(self, table: ibis.Table) -> Any:
         """Run an expression and return its rows as an Arrow table."""
         with readable():
             return self._session.sql(self._text(table)).toArrow().cast(table.schema().to_pyarrow())
 
-    def _recorded(self, files: Sequence[Path], kind: type[events.Event]) -> Any:
-        """Return the records that stand in the files, defaults filled in."""
-        from pyspark.sql import functions
-        from pyspark.sql.types import StructType
-
-        fields = msgspec.structs.fields(kind)
-        declared = StructType().add("kind", "string")
-        for name, type_ in sql.schema_of(kind).items():
-            if name != FILE:
-                declared = declared.add(name, _SPARK_TYPES[str(type_)])
+    def _kept(self, rows: Any) -> Any:
+        """Return rows that are computed once; what is made of them is planned without what they were made of."""
         with readable():
-            rows = self._session.read.schema(declared).json([self._uri(file) for file in files], lineSep="\n")
-        rows = rows.filter(functions.col("kind") == events.kind_of(kind))
-        rows = rows.select("*", functions.col("_metadata.file_name").alias("name"))
-        defaults = {field.name: default for field in fields if (default := sql.default_of(field)) is not None}
-        for name, default in defaults.items():
-            rows = rows.withColumn(name, functions.coalesce(functions.col(f"`{name}`"), functions.lit(default)))
-        return self._numbered(rows, files)
+            if not self.shares_disk:
+                return rows.localCheckpoint()
+            # Of its columns only those are read that are needed; a checkpoint took twice as much of Java's memory.
+            folder = self._uri(self._folder() / f"kept-{next(_VIEWS)}")
+            rows.write.parquet(folder)
+            return self._session.read.schema(rows.schema).parquet(folder)
+
+    def _logs_of(self, files: Sequence[Path]) -> Logs:
+        """Return the logs of these files, of which what was read before is known."""
+        known = self._logs.get(tuple(files))
+        if known is None:
+            known = self._logs[tuple(files)] = Logs(self._session, [self._uri(file) for file in files], self._kept)
+        return known
 
     def _packed(self, files: Sequence[Path], kind: type[events.Event]) -> Any:
         """Return the records of the files that a packed run was made of."""
@@ -158,14 +165,6 @@ class SparkEngine(Engine):
         wanted = [(number, place) for number, place in places.items() if place is not None]
         known = self._session.createDataFrame(wanted, "number long, place long")
         return rows.withColumnRenamed(FILE, "number").join(known, "number").withColumnRenamed("place", FILE)
-
-    def _numbered(self, rows: Any, files: Sequence[Path]) -> Any:
-        """Return rows that have the ``name`` of their file with its place among the files instead."""
-        from pyspark.sql import functions
-
-        places = [(file.name, number) for number, file in enumerate(files)]
-        known = self._session.createDataFrame(places, f"name string, {FILE} long")
-        return rows.join(functions.broadcast(known), "name").drop("name")
 
     def _text(self, table: ibis.Table) -> str:
         return str(self._tables.compile(table))
@@ -187,7 +186,6 @@ class SparkEngine(Engine):
 
 _VIEWS = itertools.count()
 """Views belong to the session, which all engines of a process share."""
-_SPARK_TYPES = {"int64": "long", "float64": "double", "boolean": "boolean", "string": "string"}
 
 
 @contextlib.contextmanager

@@ -85,6 +85,11 @@ def default_of(field: msgspec.structs.FieldInfo) -> bool | int | float | str | N
     return default if isinstance(default, bool | int | float | str) else None
 
 
+def defaults_of(kinds: Kinds, only: Collection[str] | None = None) -> dict[str, bool | int | float | str | None]:
+    """Return what each field of a kind's table is that a log leaves out."""
+    return {field.name: default_of(field) for field in _fields(kinds, only)}
+
+
 def named(name: str) -> str:
     """Return a name for a query."""
     return f'"{name}"'

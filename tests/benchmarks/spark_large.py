@@ -2,7 +2,8 @@
 
 Writes a run of so many bytes of logs, with one slow rank, and analyses it with ``--engine spark`` in a process of its
 own: what it took, and the peak memory of the driver, which is Python and its Java machine. On one machine that one is
-the executor, too, so the heap that is given bounds both; a cluster's driver has less to do.
+the executor, too, so the heap that is given bounds both; a cluster's driver has less to do. Then the same on the
+embedded engine, unless ``--spark-alone`` is said, and whether the two reports are the same.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -24,21 +26,36 @@ BYTES_PER_RECORD = 133
 """Of the logs that are written; the rest of a job's size is rounding."""
 POLL_SECONDS = 0.2
 GIGABYTE = 1e9
+ENGINES = ("spark", "duckdb")
+
+
+@dataclass(slots=True)
+class Usage:
+    """What a process and its Java machine used, by ``python`` and ``java``."""
+
+    peak_bytes: dict[str, int] = field(default_factory=dict)
+    processor_seconds: dict[str, float] = field(default_factory=dict)
 
 
 def main() -> None:
     """Write, analyse and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=5.0)
     parser.add_argument("--heap", default="2g", help="of the Java machine")
     parser.add_argument("--keep", type=Path, help="where the logs are, or will be")
+    parser.add_argument("--spark-alone", action="store_true", help="not on the embedded engine, too")
     options = parser.parse_args()
     directory = options.keep or Path(tempfile.mkdtemp(prefix="distdiag-spark-"))
     logs = directory / "logs"
     try:
         if not logs.exists():
             write(_job(options.gigabytes), logs)
-        sys.stdout.write(_analysed(logs, directory, options.heap))
+        size = sum(file.stat().st_size for file in logs.iterdir())
+        sys.stdout.write(f"{size / GIGABYTE:.2f} GB of logs, a heap of {options.heap}\n")
+        engines = ENGINES[:1] if options.spark_alone else ENGINES
+        reports = [_analysed(logs, directory, options.heap, engine) for engine in engines]
+        if len(reports) > 1:
+            sys.stdout.write(f"the reports are {'the same' if len(set(reports)) == 1 else 'DIFFERENT'}\n")
     finally:
         if options.keep is None:
             shutil.rmtree(directory, ignore_errors=True)
@@ -49,34 +66,36 @@ def _job(gigabytes: float) -> Job:
     return Job(ranks=ranks, steps=STEPS)
 
 
-def _analysed(logs: Path, directory: Path, heap: str) -> str:
-    """Return what the analysis took, in words."""
-    command = [sys.executable, "-m", "distdiag", "analyze", str(logs), "--engine", "spark", "--format", "json"]
+def _analysed(logs: Path, directory: Path, heap: str, engine: str) -> bytes:
+    """Return the report, and print what it took."""
+    command = [sys.executable, "-m", "distdiag", "analyze", str(logs), "--engine", engine, "--format", "json"]
     scratch = directory / "scratch"
+    scratch.mkdir(exist_ok=True)
     environment = {
         **os.environ,
         "PYSPARK_SUBMIT_ARGS": f"--driver-memory {heap} pyspark-shell",
         "SPARK_LOCAL_DIRS": str(scratch),
+        "TMPDIR": str(scratch),
     }
-    begun = time.monotonic()
+    begun, usage = time.monotonic(), Usage()
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        peaks: dict[str, int] = {}
-        watching = threading.Thread(target=_watch, args=(process.pid, peaks))
+        watching = threading.Thread(target=_watch, args=(process.pid, usage))
         watching.start()
         text = process.communicate()[0]
         watching.join()
     took = time.monotonic() - begun
-    size = sum(file.stat().st_size for file in logs.iterdir())
-    verdict = json.loads(text)["verdict"] if process.returncode < 2 else {"name": "none", "culprits": []}
-    return (
-        f"{size / GIGABYTE:.2f} GB of logs: {took:.0f} s, verdict {verdict['name']} of {verdict['culprits']}\n"
-        f"peak memory of the driver: Python {peaks.get('python', 0) / GIGABYTE:.2f} GB, "
-        f"Java {peaks.get('java', 0) / GIGABYTE:.2f} GB with a heap of {heap}\n"
+    verdict = json.loads(text)["verdict"] if process.returncode in (0, 1) else {"name": "none", "culprits": []}
+    sys.stdout.write(
+        f"{engine}: {took:.0f} s, {sum(usage.processor_seconds.values()):.0f} s of processors, "
+        f"verdict {verdict['name']} of {verdict['culprits']}, peak memory "
+        f"{', '.join(f'{name} {size / GIGABYTE:.2f} GB' for name, size in sorted(usage.peak_bytes.items()))}\n"
     )
+    sys.stdout.flush()
+    return text
 
 
-def _watch(pid: int, peaks: dict[str, int]) -> None:
-    """Note the most that the process and its Java machine hold, until it ends."""
+def _watch(pid: int, usage: Usage) -> None:
+    """Note the most that the process and its Java machine hold, and what they compute, until it ends."""
     process = psutil.Process(pid)
     while True:
         try:
@@ -84,7 +103,10 @@ def _watch(pid: int, peaks: dict[str, int]) -> None:
                 return
             for each in (process, *process.children(recursive=True)):
                 name = "java" if "java" in each.name() else "python"
-                peaks[name] = max(peaks.get(name, 0), each.memory_info().rss)
+                usage.peak_bytes[name] = max(usage.peak_bytes.get(name, 0), each.memory_info().rss)
+                if each == process or name == "java":
+                    times = each.cpu_times()
+                    usage.processor_seconds[name] = times.user + times.system
         except psutil.NoSuchProcess:
             if not psutil.pid_exists(pid):
                 return

@@ -1,12 +1,15 @@
 """Spark gives the reports that DuckDB gives, of logs here, elsewhere and packed; skipped where it is not installed."""
 
 import dataclasses
+import gc
 import io
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 
@@ -108,6 +111,70 @@ def test_sums_of_steps_are_told_alike(tmp_path: Path, session: Any) -> None:
     expected = report(importers.load(logs))
 
     assert report(on_spark(importers.load(logs), session)) == expected
+
+
+@pytest.mark.usefixtures("long_runs_are_short")
+def test_rows_that_executors_keep_for_themselves_tell_the_same(tmp_path: Path, session: Any) -> None:
+    logs = many_calls(tmp_path / "logs")
+    expected = report(importers.load(logs))
+    run = on_spark(importers.load(logs), session)
+    assert isinstance(run.engine, SparkEngine)
+    run.engine.shares_disk = False  # as on a cluster
+
+    assert report(run) == expected
+
+
+def test_lines_are_the_records_that_they_are_for_the_embedded_engine(tmp_path: Path, session: Any) -> None:
+    logs = many_calls(tmp_path / "logs")
+    with (logs / "rank00000.jsonl").open("ab") as file:
+        file.write(b'{"duration_ns":7,"kind":"gc","step":3,"start_ns":5,"generation":2}\n')  # in another order
+        file.write(b'{"end_ns":900,"clock":"poll","kind":"done","call":77777}\n')
+        file.write(b'{"kind":"step","step":12345,"sta\n{"kind":"gc","step"\nno JSON\n\n' + b"\0" * 4096)
+    embedded = importers.load(logs)
+
+    run = on_spark(embedded, session)
+
+    for kinds in (("step",), ("gc",), ("signature",), ("call", "done"), ("done",), ("phase",)):
+        expected = embedded.engine.frame(embedded.table(*kinds))
+        assert not expected.empty or kinds == ("phase",)
+        assert rows(run.engine.frame(run.table(*kinds))) == rows(expected), kinds
+
+
+def test_files_of_one_name_in_several_folders_are_told_apart(tmp_path: Path, session: Any) -> None:
+    logs = many_calls(tmp_path / "logs")
+    for name in ("rank00000.jsonl", "rank00001.jsonl"):
+        (tmp_path / "all" / f"{name} on 100%+#é").mkdir(parents=True)
+        (logs / name).rename(tmp_path / "all" / f"{name} on 100%+#é" / "log.jsonl")
+    embedded = importers.load(tmp_path / "all", written=True)
+
+    run = on_spark(embedded, session)
+
+    expected = embedded.engine.frame(embedded.table("step", only=("step", "start_ns")))
+    assert set(expected["rank"]) == {0, 1}
+    assert rows(run.engine.frame(run.table("step", only=("step", "start_ns")))) == rows(expected)
+
+
+def test_the_text_is_read_once_for_all_kinds_but_the_bulk_and_copies_go_with_the_engine(
+    tmp_path: Path, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "copies").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "copies"))
+    run = on_spark(importers.load(many_calls(tmp_path / "logs")), session)
+    steps = len(run.engine.frame(run.table("step")))
+
+    shutil.rmtree(tmp_path / "logs")
+    signatures = len(run.engine.frame(run.table("signature")))
+
+    assert (steps, signatures) == (80, 2)
+    assert any((tmp_path / "copies").rglob("*.parquet"))
+    del run
+    gc.collect()
+    assert not any((tmp_path / "copies").iterdir())
+
+
+def rows(frame: pd.DataFrame) -> list[str]:
+    columns = sorted(frame.columns)
+    return sorted(str([None if pd.isna(value) else value for value in row]) for row in frame[columns].to_numpy())
 
 
 def test_the_command_reads_a_folder_elsewhere(tmp_path: Path, session: Any) -> None:
