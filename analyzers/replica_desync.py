@@ -11,6 +11,10 @@ How it is found
     the ranks that differ from a strict majority of all replicas. Sharded parameters are never compared. ``distdiag
     watch`` compares them by the same rule as they are written.
 
+    Without a wrapper, ranks have replicas in the steps in which one group summed each gradient of an optimizer once,
+    or all as one flat tensor, and all ranks had equal gradients after that, bit for bit. Where the ends of calls are
+    not known before the optimizer's step, as on most GPUs, nothing is told of them.
+
 What to do
     One parameter alone: suspect memory of that rank's device, or code that writes to it. All of them: look for what
     differs between ranks in the step: learning rate, loss scale, optimizer state loaded from a checkpoint, gradients
@@ -58,7 +62,8 @@ def _who(desync: Desync) -> str:
     if odd:
         others = [rank for rank in desync.found.checksums if rank not in odd]
         return f"the model on {named(odd)} differs from the one that {named(others)} {verb(others, 'has', 'have')}"
-    return f"the models on {named(desync.group.members)}, which should be equal, differ"
+    why = "which should be equal" if not desync.group.by_hand else "whose gradients the script averages by itself"
+    return f"the models on {named(desync.group.members)}, {why}, differ"
 
 
 def _since(desync: Desync) -> str:
@@ -89,7 +94,9 @@ def _action(desync: Desync) -> tuple[str, ...]:
     between = (
         f"between steps {desync.equal_step} and {desync.step}" if desync.equal_step is not None else "at the start"
     )
-    if len(desync.found.differing) == 1:
+    if desync.equal_step is None and not desync.found.odd and desync.group.by_hand:
+        first = "broadcast the weights of one rank to all before the first step: nothing else makes them equal"
+    elif len(desync.found.differing) == 1:
         first = (
             f"look for code on {who} that writes to {first_name(desync)} {between}; if there is none, test its memory"
         )

@@ -20,6 +20,8 @@ GROUP_UNKNOWN = "unnamed"
 """Group of a call whose source does not tell it."""
 UNSIGNED = "unsigned"
 """Imported: where of an error, or an end, whose rank is not known; it stands in the log of the first rank."""
+BY_HAND = "averaged by hand"
+"""Name of a wrapper that there is none of: the script averages gradients itself, and members hold whole replicas."""
 CONSEQUENCE = "consequence"
 """Imported: where of an error whose rank is not known, and which others caused."""
 TELLING = "telling"
@@ -373,6 +375,8 @@ class Numerics(Event, kw_only=True, tag="numerics"):
     """Over all its parameters as they were before the optimizer's step; equal replicas give equal ones."""
     digests: bytes = b""
     """Four bytes, little end first, for each of the wrapper's ``parameters``."""
+    gradients: int | None = None
+    """Over their gradients at that moment, where the script averages them by hand: whose are equal are replicas'."""
     unsynchronised: str | None = None
     """Why an optimizer's step used gradients of this rank alone: ``no_sync`` or ``bypassed``."""
     rng: dict[str, int] = {}

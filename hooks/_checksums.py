@@ -16,7 +16,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _FNV_PRIME = 16777619
 
 
-def checked(named: Iterable[tuple[str, Any]], ignored: Iterable[str]) -> list[tuple[str, Any]]:
+def checked(named: Iterable[tuple[Any, Any]], ignored: Iterable[str]) -> list[tuple[Any, Any]]:
     """Return names and tensors of the parameters that can be compared; of tensor-parallel ones the local shard."""
     import torch
 

@@ -7,11 +7,13 @@ there they have to be equal on all ranks of the wrapper's group, bit for bit. Sh
 import time
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 from distdiag import events
 from distdiag.errors import guard
+from distdiag.hooks._by_hand import ByHand, Optimizers, wrapper_of
 from distdiag.hooks._checksums import block_size, checked, digests_of, joined, packed, sums_of
 from distdiag.hooks._patch import Undo, observe, together, when_imported
 from distdiag.hooks._rng import rng_digests
@@ -93,7 +95,10 @@ class Replicas:
         self._known: weakref.WeakKeyDictionary[Any, Replica] = weakref.WeakKeyDictionary()
         self._numbers = 0
         self._sharded_groups: set[str] = set()
-        self._underway: deque[tuple[Replica, int, Any, Any]] = deque()
+        self._optimizers = Optimizers(recorder=recorder)
+        self._by_hand: set[tuple[int, str]] = set()
+        """Numbers and groups of replicas without a wrapper that were written of."""
+        self._underway: deque[tuple[int, int, int, Any, Any]] = deque()
         self._rng_step = -1
 
     # ---- wrappers ---------------------------------------------------------------------------------------------------
@@ -178,7 +183,12 @@ class Replicas:
         if recorder.step != self._rng_step and self._is_due(recorder.step):
             self._rng_step = recorder.step
             recorder.numerics.note(rng=rng_digests())
-        for replica in list(self._known.values()):
+        replicas = list(self._known.values())
+        if self._is_due(recorder.step) and not any(_trains(optimizer, replica) for replica in replicas):
+            by_hand = self._optimizers.averaged_by_hand(optimizer)
+            if by_hand is not None and len(by_hand.group.ranks) > 1:
+                self._check_by_hand(by_hand)
+        for replica in replicas:
             wrapper = replica.wrapper()
             if wrapper is None or len(replica.group.ranks) < 2 or replica.checked_step == recorder.step:
                 continue
@@ -193,7 +203,7 @@ class Replicas:
                 if reason is not None and any(p.grad is not None for p in wrapper.parameters()):
                     self._note_unsynchronised(replica, reason)
                 if due:
-                    self._check(replica, wrapper)
+                    self._check(replica.number, _parameters(wrapper))
             replica.forwards = 0
             replica.collectives = collectives
 
@@ -221,14 +231,24 @@ class Replicas:
             replica.groups = [each for each in list(groups.values()) if members.issubset(each.ranks)]
         return sum([each.collectives for each in replica.groups])
 
-    def _check(self, replica: Replica, wrapper: Any) -> None:
-        named = _parameters(wrapper)
+    def _check_by_hand(self, known: ByHand) -> None:
+        key = known.number, known.group.event.group
+        if key not in self._by_hand:
+            self._by_hand.add(key)
+            names = known.names()[:: block_size(len(known.parameters))]
+            wrapper = wrapper_of(known, time_ns=time.monotonic_ns(), step=self.recorder.step, names=names)
+            self.recorder.write(wrapper)
+        gradients = [parameter.grad for parameter in known.parameters]
+        self._check(known.number, checked(enumerate([*known.parameters, *gradients]), ()), len(gradients))
+
+    def _check(self, number: int, named: Sequence[tuple[Any, Any]], gradients: int = 0) -> None:
+        """Write the checksum of some parameters, and that of the ``gradients`` behind them, now or when it is here."""
         devices = {tensor.device for _, tensor in named}
         if len(devices) != 1 or self.recorder.capturing:
             return  # parts of a model on several devices are no replicas of the usual kind
         sums = sums_of([tensor for _, tensor in named])
         if sums.device.type == "cpu":
-            self._write(replica, self.recorder.step, sums.tolist())
+            self._write(number, self.recorder.step, gradients, sums.tolist())
             return
         import torch
 
@@ -236,23 +256,25 @@ class Replicas:
         copy.copy_(sums, non_blocking=True)
         event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
-        self._underway.append((replica, self.recorder.step, copy, event))
+        self._underway.append((number, self.recorder.step, gradients, copy, event))
 
     def _collect(self) -> None:
         """Write the checksums that have arrived from devices."""
-        while self._underway and not self.recorder.capturing and self._underway[0][3].query():
-            replica, step, copy, _ = self._underway.popleft()
-            self._write(replica, step, copy.tolist())
+        while self._underway and not self.recorder.capturing and self._underway[0][-1].query():
+            number, step, gradients, copy, _ = self._underway.popleft()
+            self._write(number, step, gradients, copy.tolist())
 
-    def _write(self, replica: Replica, step: int, sums: list[int]) -> None:
-        digests = digests_of(sums)
+    def _write(self, number: int, step: int, gradients: int, sums: list[int]) -> None:
+        parameters = len(sums) - gradients
+        digests = digests_of(sums[:parameters])
         self.recorder.write(
             events.Numerics(
                 step=step,
                 time_ns=time.monotonic_ns(),
-                wrapper=replica.number,
+                wrapper=number,
                 checksum=joined(digests),
                 digests=packed(digests),
+                gradients=joined(digests_of(sums[parameters:])) if gradients else None,
             )
         )
 

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+import pandas as pd
+
 from distdiag.analyzers.training.nonfinite import first_nonfinite
-from distdiag.analyzers.training.peers import DataParallel, data_parallel, of_wrapper
+from distdiag.analyzers.training.peers import DataParallel, by_hand, data_parallel, of_wrapper
 from distdiag.analyzers.training.records import numerics_of
 from distdiag.replicas import Check, Disagreement, compared
 from distdiag.run import Run
@@ -23,7 +25,8 @@ class Desync:
 
 def desyncs(run: Run) -> list[Desync]:
     """Return the first disagreement of each group of replicas, the earliest first."""
-    found = [desync for group in data_parallel(run) if not group.shards for desync in _of_group(run, group)]
+    groups = [group for group in (*data_parallel(run), *by_hand(run)) if not group.shards]
+    found = [desync for group in groups for desync in _of_group(run, group)]
     return sorted(found, key=lambda each: (each.step, each.group.members, each.group.wrapper))
 
 
@@ -36,9 +39,20 @@ def equal_after(run: Run, group: DataParallel, step: int) -> bool:
     return len(whole) > 0 and rows[rows["step"] == whole.min()]["checksum"].nunique() == 1
 
 
+def _with_equal_gradients(rows: pd.DataFrame, members: int) -> "pd.Index[int]":
+    """Return the steps in which all members had the same gradients: then they cannot be meant to go apart."""
+    per_step = rows.groupby("step").agg(
+        told=("gradients", "count"), values=("gradients", "nunique"), ranks=("rank", "nunique")
+    )
+    alike = (per_step["values"] == 1) & (per_step["told"] == members) & (per_step["ranks"] == members)
+    return per_step.index[alike]
+
+
 def _of_group(run: Run, group: DataParallel) -> list[Desync]:
     rows = of_wrapper(numerics_of(run), group)
     rows = rows[rows["checksum"].notna()].drop_duplicates(["rank", "step"])
+    if group.by_hand:
+        rows = rows[rows["step"].isin(_with_equal_gradients(rows, len(group.members)))]
     spoiled = first_nonfinite(run, group.members)
     if spoiled is not None:
         rows = rows[rows["step"] <= spoiled]  # not-a-number has many forms, and who has which says nothing

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from distdiag.events import BY_HAND
 from distdiag.run import Run
 
 
@@ -24,6 +25,8 @@ class DataParallel:
     """Of all gradients."""
     shards: bool
     """Whether members hold different parts of the parameters."""
+    by_hand: bool = False
+    """Whether the script averages by itself, so that they may well have the same samples."""
 
 
 _data_parallel: weakref.WeakKeyDictionary[Run, tuple[DataParallel, ...]] = weakref.WeakKeyDictionary()
@@ -47,7 +50,7 @@ def _averaging(run: Run) -> list[DataParallel]:
         )
     }
     found: dict[tuple[int, str, tuple[int, ...]], DataParallel] = {}
-    for row in run.wrappers.to_dict("records"):
+    for row in run.wrappers[run.wrappers["name"] != BY_HAND].to_dict("records"):
         ranks = members.get((int(row["rank"]), str(row["group"])), ())
         key = int(row["wrapper"]), str(row["group"]), ranks
         names = tuple(row["parameters"] or ())
@@ -61,6 +64,39 @@ def _averaging(run: Run) -> list[DataParallel]:
                 shards=row["name"] != "DistributedDataParallel",
             )
     return [found[key] for key in sorted(found, key=lambda key: (key[2], key[1], key[0]))]
+
+
+def by_hand(run: Run) -> tuple[DataParallel, ...]:
+    """Return groups without a wrapper whose members all said to average the gradients of the same parameters."""
+    if not len(run.wrappers):
+        return ()
+    groups = run.groups
+    members = {
+        (rank, str(group)): tuple(ranks)
+        for rank, group, ranks in zip(
+            groups["rank"].tolist(), groups["group"].tolist(), groups["ranks"].tolist(), strict=True
+        )
+    }
+    said: dict[tuple[tuple[int, ...], str, int], dict[int, tuple[str, ...]]] = {}
+    sizes: dict[int, int] = {}
+    for row in run.wrappers[run.wrappers["name"] == BY_HAND].to_dict("records"):
+        rank, group, number = int(row["rank"]), str(row["group"]), int(row["wrapper"])
+        ranks = members.get((rank, group), ())
+        said.setdefault((ranks, group, number), {})[rank] = tuple(row["parameters"] or ())
+        sizes[number] = int(row["size_bytes"])
+    return tuple(
+        DataParallel(
+            wrapper=number,
+            group=group,
+            members=ranks,
+            names=next(iter(names.values())),
+            size_bytes=sizes[number],
+            shards=False,
+            by_hand=True,
+        )
+        for (ranks, group, number), names in sorted(said.items())
+        if len(ranks) > 1 and set(names) == set(ranks) and len(set(names.values())) == 1
+    )
 
 
 def of_wrapper(frame: pd.DataFrame, group: DataParallel) -> pd.DataFrame:

@@ -188,6 +188,35 @@ def rates_differ() -> None:
 
 
 # ---- samples --------------------------------------------------------------------------------------------------------
+def _averaged_by_hand(*, flat: bool) -> None:
+    """Train weights that each rank drew from a seed of its own, and average the gradients without a wrapper."""
+    torch.manual_seed(RANK)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(6):
+        model(torch.randn(8, 8)).square().mean().backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        if flat:
+            whole: Any = torch.cat([gradient.view(-1) for gradient in gradients])
+            dist.all_reduce(whole)
+            for gradient, part in zip(gradients, whole.split([each.numel() for each in gradients]), strict=True):
+                gradient.copy_((part / dist.get_world_size()).view_as(gradient))
+        else:
+            for gradient in gradients:
+                dist.all_reduce(gradient)
+                gradient /= dist.get_world_size()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def seeded_apart() -> None:
+    _averaged_by_hand(flat=False)
+
+
+def seeded_apart_flat() -> None:
+    _averaged_by_hand(flat=True)
+
+
 def _epochs(sampler: Callable[[Pairs], Sampler[int]], epochs: int = 1) -> None:
     data = Pairs(240)
     job = Job()

@@ -111,6 +111,54 @@ def healthy_averaged_by_hand() -> None:
         job.update()
 
 
+def healthy_own_heads() -> None:
+    """Ranks share a trunk, whose gradients they average by hand, and have each a head of their own."""
+    trunk = layers()
+    torch.manual_seed(RANK)
+    head = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD([*trunk.parameters(), *head.parameters()], lr=0.05)
+    for _ in range(6):
+        head(trunk(torch.randn(4, 8))).square().mean().backward()
+        for parameter in trunk.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def healthy_elastic() -> None:
+    """Each rank is drawn to a common centre and keeps weights of its own; what is summed has the gradients' shapes."""
+    torch.manual_seed(RANK)
+    model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 1))
+    centre = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(6):
+        model(torch.randn(4, 8)).square().mean().backward()
+        for parameter, middle in zip(model.parameters(), centre, strict=True):
+            drawn = (parameter.detach() - middle) * 0.1
+            parameter.data -= drawn
+            dist.all_reduce(drawn)
+            middle += drawn
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def healthy_own_shares() -> None:
+    """Each rank updates a part of the parameters, with shapes as the others' have, and gives it to them."""
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(WORLD)))
+    for parameter in model.parameters():
+        dist.broadcast(parameter.data, src=0)
+    optimizer = torch.optim.SGD(model[RANK].parameters(), lr=0.05)
+    for _ in range(6):
+        model(torch.randn(4, 8)).square().mean().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        model.zero_grad()
+        for owner, part in enumerate(model):
+            for parameter in part.parameters():
+                dist.broadcast(parameter.data, src=owner)
+
+
 def healthy_two_models() -> None:
     """A generator and a critic take turns, each with an optimizer of its own."""
     torch.manual_seed(0)

@@ -1,0 +1,101 @@
+"""Replicas whose gradients a script averages by itself: known by what it reduced before the optimizer's step.
+
+Where the members of one group reduced each gradient of an optimizer exactly once, or all of them as one flat tensor,
+they add the same gradients to parameters that have to be equal. Where a gradient was reduced elsewhere, twice or not
+at all (shards, experts, heads of their own, an optimizer for a part of the model), nothing is known and nothing told.
+"""
+
+import math
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from distdiag import events
+from distdiag.recorder import GroupState, Interned, Recorder
+
+FIRST_NUMBER = 1 << 16
+"""Their numbers stand apart from those of wrappers, which ranks may make in another order."""
+LEAST_PARAMETERS = 2
+"""The size of a single one may be that of anything else that is summed."""
+AVERAGES = ("SUM", "AVG")
+
+Kind = tuple[tuple[int, ...], str]
+"""Shape and type of a tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByHand:
+    """Parameters that the members of a group keep equal."""
+
+    number: int
+    group: GroupState
+    parameters: list[Any]
+
+    def names(self) -> list[str]:
+        """Return what tells the parameters apart: an optimizer knows no names."""
+        return [f"{place} ({'x'.join(map(str, p.shape)) or 1})" for place, p in enumerate(self.parameters)]
+
+
+@dataclass(slots=True, kw_only=True)
+class Optimizers:
+    """The optimizers of a process, in the order in which they were first asked about."""
+
+    recorder: Recorder
+    numbers: "weakref.WeakKeyDictionary[Any, int]" = field(default_factory=weakref.WeakKeyDictionary)
+
+    def averaged_by_hand(self, optimizer: Any) -> ByHand | None:
+        """Return what an optimizer is about to change, if one group reduced its gradients in this step."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        number = self.numbers.setdefault(optimizer, FIRST_NUMBER + len(self.numbers))
+        if len(parameters) < LEAST_PARAMETERS or any(not _is_plain(p) or p.grad is None for p in parameters):
+            return None
+        wanted = Counter(_kind(p.grad) for p in parameters)
+        reduced = _reduced(self.recorder.counted)
+        names = [name for name, kinds in reduced.items() if _covers(kinds, wanted)]
+        group = next((each for each in list(self.recorder.groups.values()) if [each.event.group] == names), None)
+        return None if group is None else ByHand(number=number, group=group, parameters=parameters)
+
+
+def _is_plain(parameter: Any) -> bool:
+    import torch
+
+    return type(parameter) in (torch.Tensor, torch.nn.Parameter) and not parameter.is_sparse
+
+
+def _kind(tensor: Any) -> Kind:
+    return tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+
+
+def _reduced(counted: Iterable[Interned]) -> dict[str, Counter[Kind]]:
+    """Return by group of several ranks what was summed since the last step, and how often."""
+    found: dict[str, Counter[Kind]] = {}
+    for signature in list(counted):
+        event = signature.event
+        if event.op == "all_reduce" and event.reduce_op in AVERAGES and event.dtype is not None:
+            kinds = found.setdefault(event.group, Counter())
+            for shape in event.shapes:
+                kinds[tuple(shape), event.dtype] += signature.calls
+    return found
+
+
+def _covers(reduced: Counter[Kind], wanted: Counter[Kind]) -> bool:
+    if all(reduced[kind] == count for kind, count in wanted.items()):
+        return True
+    dtypes = {dtype for _, dtype in wanted}
+    whole = sum(math.prod(shape) * count for (shape, _), count in wanted.items())
+    return len(dtypes) == 1 and reduced[(whole,), next(iter(dtypes))] == 1
+
+
+def wrapper_of(known: ByHand, *, time_ns: int, step: int, names: list[str]) -> events.Wrapper:
+    """Return the record that says who keeps these parameters equal."""
+    return events.Wrapper(
+        wrapper=known.number,
+        name=events.BY_HAND,
+        group=known.group.event.group,
+        size_bytes=sum(p.numel() * p.element_size() for p in known.parameters),
+        parameters=names,
+        time_ns=time_ns,
+        step=step,
+    )
