@@ -1,4 +1,4 @@
-"""Stacks that somebody took from outside: dumps of py-spy and of Python's faulthandler.
+"""Stacks that somebody took from outside: of py-spy, pystack and gdb, and of Python's faulthandler.
 
 They tell where each thread stood at one moment. Whether it stands there for good is only told by a second look; a
 rank whose main thread has moved in between is not taken to wait.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from distdiag import events
 from distdiag.importers._contract import Imported
-from distdiag.importers._text.dumps import MAIN, Dump, from_json, from_text
+from distdiag.importers._text.dumps import FOLDED, MAIN, Dump, from_folded, from_json, from_text
 from distdiag.importers._text.filenames import MAX_RANK, attempt_of, ranks_of
 from distdiag.importers._text.lines import raw_lines
 from distdiag.importers._text.normalise import clean
@@ -26,6 +26,10 @@ MAX_JSON_BYTES = 64 << 20
 SECOND_NS = 1_000_000_000
 
 _PY_SPY = re.compile(rb"^\s*Thread (?:0x)?[0-9A-Fa-f]+ \((?:idle|active)", re.MULTILINE)
+_OTHERS = re.compile(
+    rb"^(?:\s*Traceback for thread \d+ .*\(most recent call last\):|Thread \d+ \(Thread 0x[0-9a-f]+ \(LWP \d+\))",
+    re.MULTILINE,
+)
 _JSON = re.compile(rb'\s*\[\s*\{[^\[]*"(?:thread_id|thread_name|owns_gil)"')
 _FAULT = re.compile(rb"\s*(?:Fatal Python error: .*|Timeout \(.*\)!|(?:Current t|T)hread 0x[0-9a-f]+ .*)\n")
 
@@ -37,7 +41,12 @@ def recognises(path: Path, head: bytes) -> bool:
         return True
     if _FAULT.match(head) and b"(most recent call first):" in head:
         return True
-    return bool(_PY_SPY.search(head))
+    return bool(_PY_SPY.search(head) or _OTHERS.search(head)) or _is_folded(head)
+
+
+def _is_folded(head: bytes) -> bool:
+    first = head.split(b"\n", 1)[0]
+    return len(first) < len(head) and FOLDED.fullmatch(clean(first)) is not None
 
 
 def read(files: Sequence[Path]) -> Iterator[Imported]:
@@ -60,7 +69,10 @@ def read(files: Sequence[Path]) -> Iterator[Imported]:
     signed = {key: taken for key, taken in looks.items() if key[0] is not None}
     if unsigned:
         processes = ", ".join(str(dump.pid) for _, dump in unsigned[:4])
-        notes.append(f"nothing tells the rank of {len(unsigned)} stacks (process {processes}): name files rank0.txt …")
+        notes.append(
+            f"nothing tells the rank of {len(unsigned)} stacks (process {processes}): name files rank0.txt …, or write "
+            "rank 0 … above each"
+        )
     world = max((rank or 0 for rank, _ in signed), default=-1) + 1
     first_ns = min((moment for taken in signed.values() for moment, _ in taken), default=0)
     threads_wait = all(_waiting_threads(taken[-1][1]) > 1 for taken in signed.values())
@@ -77,6 +89,9 @@ def _dumps(file: Path) -> Iterator[Dump]:
         if _JSON.match(beginning):
             yield from from_json(beginning + opened.read(MAX_JSON_BYTES))
             return
+    if _is_folded(beginning):
+        yield from from_folded(clean(line.data) for line in raw_lines(file))
+        return
     yield from from_text(clean(line.data) for line in raw_lines(file))
 
 

@@ -1,4 +1,4 @@
-"""Dumps of stacks: what py-spy prints, as text or JSON, and what Python's faulthandler writes."""
+"""Dumps of stacks: what py-spy, pystack, gdb and faulthandler print, and py-spy's JSON and folded stacks."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -13,12 +13,31 @@ MAX_FRAMES = 1000
 MAX_THREADS = 4096
 PY_SPY = "py-spy"
 FAULTHANDLER = "faulthandler"
+PYSTACK = "pystack"
+GDB = "gdb"
 MAIN = "MainThread"
+STANDS_SHARE = 0.8
+"""A process of whose samples so many are of one stack stands there; the rest are of its threads, or of before."""
 
 BEGINS_THREAD = re.compile(r"\s*Thread (?P<id>(?:0x)?[0-9A-Fa-f]+) \((?:idle|active)[^)]*\)(?:: \"(?P<name>[^\"]*)\")?")
 BEGINS_FAULT_THREAD = re.compile(
     r"\s*(?P<current>Current thread|Thread) (?P<id>0x[0-9a-f]+)(?: \[(?P<name>.*)\])? \(most recent call first\):"
 )
+BEGINS_PYSTACK_THREAD = re.compile(
+    r"\s*Traceback for thread (?P<id>\d+) (?:\((?P<name>[^)]*)\) )?.*\(most recent call last\):"
+)
+BEGINS_GDB_THREAD = re.compile(r"Thread \d+ \(Thread 0x[0-9a-f]+ \(LWP (?P<id>\d+)\)(?: \"(?P<name>[^\"]*)\")?\):")
+FOLDED = re.compile(r"(?P<frames>[^;\n]+ \([^()\n]+:\d+\)(?:;[^;\n]+)+) (?P<count>\d+)\s*")
+_PYSTACK_FRAME = re.compile(
+    r'\s*\((?:Python|C|Cython)\) File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.+?)(?: \([^()]*\))?\s*$'
+)
+_GDB_FRAME = re.compile(
+    r"#\d+ +(?:0x[0-9a-f]+ in )?(?P<function>[^\s(][^(]*?) ?\(.*\)(?: (?:at|from) (?P<file>\S+?)(?::(?P<line>\d+))?)?$"
+)
+_GDB_PYTHON_FRAME = re.compile(
+    r".*\bFrame 0x[0-9a-f]+, for file (?P<file>.+?), line (?P<line>\d+), in (?P<function>[\w<>.]+)"
+)
+_FOLDED_FRAME = re.compile(r"(?P<function>.+) \((?P<place>[^()]+:\d+)\)")
 _PROCESS = re.compile(r"\s*Process (?P<pid>\d+): (?P<command>.*)")
 _RANK = re.compile(r"[\s#=*\[-]*rank[ :=]*(?P<rank>\d+)\b", re.IGNORECASE)
 _FRAME = re.compile(r"\s+(?P<function>\S.*?) \((?P<file>[^()]*?)(?::(?P<line>\d+))?\)\s*$")
@@ -94,6 +113,20 @@ def from_text(lines: Iterable[str]) -> Iterator[Dump]:
     yield from reader.end()
 
 
+def from_folded(lines: Iterable[str]) -> Iterator[Dump]:
+    """Yield the process of a file of folded stacks, ``outer;inner count``, if it stood in one place."""
+    counts: dict[str, int] = {}
+    for line in lines:
+        if found := FOLDED.fullmatch(line):
+            counts[found["frames"]] = counts.get(found["frames"], 0) + int(found["count"])
+    most = max(counts, key=lambda frames: counts[frames], default=None)
+    if most is None or counts[most] < STANDS_SHARE * sum(counts.values()):
+        return
+    matches = (_FOLDED_FRAME.fullmatch(frame) for frame in most.split(";"))
+    frames = [f"{found['place']} {found['function']}" for found in matches if found][-MAX_FRAMES:]
+    yield Dump(source=PY_SPY, threads=[events.ThreadStack(thread=MAIN, frames=frames)])
+
+
 class _Reader:
     """Takes lines and yields each process when the next one begins."""
 
@@ -103,6 +136,7 @@ class _Reader:
         self._name: str | None = None
         self._number = ""
         self._rank: int | None = None
+        self._outermost_first = False
 
     def take(self, line: str) -> Iterator[Dump]:
         if found := _PROCESS.match(line):
@@ -114,7 +148,12 @@ class _Reader:
             self._begin(found["name"], found["id"], PY_SPY)
         elif found := BEGINS_FAULT_THREAD.match(line):
             self._begin(None, found["id"], FAULTHANDLER)
-        elif found := _FRAME.match(line) or _FAULT_FRAME.match(line):
+        elif found := BEGINS_PYSTACK_THREAD.match(line):
+            self._begin(None, found["id"], PYSTACK)
+            self._outermost_first = True
+        elif found := BEGINS_GDB_THREAD.match(line):
+            self._begin(None, found["id"], GDB)
+        elif found := _first_match(line):
             self._frame(found)
         elif (found := _RANK.match(line)) and not line.startswith(" "):
             yield from self.end()
@@ -132,17 +171,23 @@ class _Reader:
         self._finish()
         if self._dump is None:
             self._dump = Dump(source=source, rank=self._rank)
-        self._name, self._number = name, number
+        self._name, self._number, self._outermost_first = name, number, False
 
     def _frame(self, found: re.Match[str]) -> None:
         if self._number and len(self._frames) < MAX_FRAMES:
             line = found["line"] if found["line"] and found["line"].isdecimal() else "0"
-            self._frames.append(f"{found['file']}:{line} {found['function']}")
+            self._frames.append(f"{found['file'] or '??'}:{line} {found['function']}")
 
     def _finish(self) -> None:
         if self._dump is not None and self._frames and len(self._dump.threads) < MAX_THREADS:
-            self._dump.threads.append(_stack(self._name, self._number, self._frames[::-1]))
+            frames = self._frames if self._outermost_first else self._frames[::-1]
+            self._dump.threads.append(_stack(self._name, self._number, frames))
         self._frames, self._name, self._number = [], None, ""
+
+
+def _first_match(line: str) -> re.Match[str] | None:
+    patterns = (_PYSTACK_FRAME, _FAULT_FRAME, _FRAME, _GDB_PYTHON_FRAME, _GDB_FRAME)
+    return next((found for pattern in patterns if (found := pattern.match(line))), None)
 
 
 def _stack(name: str | None, number: str, frames: list[str]) -> events.ThreadStack:
