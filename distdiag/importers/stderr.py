@@ -6,6 +6,7 @@ What it does not say is left out; no silence is taken for a sign of life.
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from distdiag.importers._contract import Imported
@@ -23,6 +24,8 @@ TAIL_BYTES = 64 << 10
 TEXT_SHARE = 0.9
 """Share of bytes that are printable in what is called text; the rest are colours and bars."""
 
+_JOB = re.compile(r"(?:slurm|job)[-_.](\d{3,})", re.IGNORECASE)
+"""What SLURM calls output by default, and what people call it: a job has one number, whatever its hosts."""
 _JSON = re.compile(rb"\s*(?:\{\s*[\"}]|\[\s*[{\]\"])")
 _PRINTABLE = bytes(range(32, 127)) + b"\t\r\n\x1b" + bytes(range(128, 256))
 
@@ -46,12 +49,41 @@ def read(files: Sequence[Path]) -> Iterator[Imported]:
             transcripts.append(transcribe(file, len(transcripts)))
         except OSError as error:
             notes.append(f"{file.name} cannot be read: {error.strerror}")
+    transcripts, others = _newest_job(transcripts)
+    notes += others
     told = owned(transcripts)
     bars = [transcript.bar for transcript in transcripts if transcript.bar is not None]
     yield from imported(moments_of(told, transcripts), told, bars, ordinary_of(transcripts))
     notes += _notes(transcripts)
     if notes:
         yield Imported(rank=None, attempt=0, events=(), notes=tuple(notes))
+
+
+def _newest_job(transcripts: list[Transcript]) -> tuple[list[Transcript], list[str]]:
+    """Return what the newest of several SLURM jobs printed, where the same ranks speak in several, and a note."""
+    jobs: dict[int, list[Transcript]] = {}
+    for transcript in transcripts:
+        found = _JOB.search(transcript.path.name)
+        jobs.setdefault(int(found[1]) if found else 0, []).append(transcript)
+    if len(jobs) < 2 or 0 in jobs:
+        return transcripts, []
+    newest = max(jobs)
+    spoke = {
+        job: {rank for each in of_job for ranks in each.ranks.values() for rank in ranks}
+        for job, of_job in jobs.items()
+    }
+    former = sorted(job for job in jobs if job != newest and spoke[job] & spoke[newest])
+    if not former:
+        return transcripts, []
+    kept = [each for job in sorted(jobs) if job not in former for each in jobs[job]]
+    listed = ", ".join(map(str, former[:3])) + (" …" if len(former) > 3 else "")
+    left_out = f"output of job {newest} is read; job{'s' if len(former) > 1 else ''} {listed} had the same ranks before"
+    # Things said tell their file by its number.
+    return [_renumbered(each, number) for number, each in enumerate(kept)], [left_out]
+
+
+def _renumbered(transcript: Transcript, number: int) -> Transcript:
+    return replace(transcript, said=[replace(said, file=number) for said in transcript.said])
 
 
 def _notes(transcripts: Sequence[Transcript]) -> Iterator[str]:

@@ -76,3 +76,22 @@ def test_a_wait_did_not_end_after_the_next_moment_that_is_written(tmp_path: Path
     end_ns = int(load(tmp_path).calls["end_ns"].iloc[0])
 
     assert end_ns % 3_600_000_000_000 < 31_000_000_000
+
+
+def test_of_several_jobs_in_a_folder_the_newest_is_read(tmp_path: Path) -> None:
+    (tmp_path / "slurm-1001.out").write_text(out.text(*out.traceback(out.out_of_memory(2), LOSS, rank=2)))
+    (tmp_path / "slurm-1002.out").write_text(out.text(*(out.watchdog(rank, 9) for rank in (0, 2, 3))))
+
+    run = load(tmp_path)
+    verdict = diagnose(run).verdict
+
+    assert (verdict.name, verdict.culprits) == ("rank-missing", (1,))
+    assert "output of job 1002 is read; job 1001 had the same ranks before" in run.quality.notes
+
+
+def test_files_of_one_job_are_read_together(tmp_path: Path) -> None:
+    (tmp_path / "slurm-1001_0.err").write_text(out.text(*(out.watchdog(rank, 9) for rank in (0, 1))))
+    (tmp_path / "slurm-1001_1.err").write_text(out.text(*out.traceback(out.out_of_memory(0), LOSS, rank=2)))
+    (tmp_path / "slurm-1001.out").write_text(out.text(out.watchdog(3, 9)))
+
+    assert diagnose(load(tmp_path)).verdict.culprits == (2,)
