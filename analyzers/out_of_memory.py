@@ -7,7 +7,9 @@ What it means
 How it is found
     The making of ``torch.OutOfMemoryError`` is recorded even if it is caught later, with what held most of the
     device's memory then; where torch records the history of memory, by line and with a snapshot. It is the root when
-    the same rank dies of it, or leaves a collective out right after it that the others issued.
+    the same rank dies of it, or leaves a collective out right after it that the others issued. What the allocator of
+    host memory raises is a plain ``RuntimeError`` made in C++, which nothing cheap enough sees: where it was
+    caught it is not told as the reason.
 
 What to do
     Give that rank less to do (its batch, its sequence length, its part of the model) or more memory. Do not catch
