@@ -56,6 +56,13 @@ def _summary(incident: Incident, disagreement: Disagreement) -> str:
             f"{both_sides(incident, disagreement)}; without a majority nobody is blamed.{aftermath(disagreement)}"
         )
     who, others = named(d.odd), named(d.others)
+    if d.passes:
+        more = "more" if kind is Kind.EXTRA else "fewer"
+        return (
+            f"{who} made {more} passes than {others} ({d.passes})\n"
+            f"From {incident.number} of {group} on, {side(incident, d.made, d.odd)}, calls met those of another pass."
+            f"{aftermath(disagreement)}"
+        )
     if kind is Kind.EXTRA:
         return (
             f"{who} issued {side(incident, d.made, d.odd)}, which {others} did not: "
