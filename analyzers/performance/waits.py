@@ -85,7 +85,7 @@ def waits_of(engine: Engine, calls: ibis.Table, steps: ibis.Table, *, comparable
     joined = begun.join(shared, ["group", "seq"])
     late = joined.arrived_ns - joined.begun_ns if comparable else joined.end_ns - joined.start_ns - joined.transfer_ns
     waiting = ibis.ifelse(joined.members > 1, ibis.greatest(late, 0), 0)
-    exposed = _exposed(joined.mutate(late_ns=waiting).drop("arrived_ns"), _last_in_backwards(calls))
+    exposed = _exposed(joined.mutate(late_ns=waiting).drop("arrived_ns"), _unattended(engine, calls))
     return exposed.select(*COLUMNS)
 
 
@@ -109,28 +109,50 @@ def _hidden(calls: ibis.Table) -> ibis.Value:
     return (calls.phase == PHASES["backward"]) & ~calls.waited & ~calls.p2p
 
 
-def _last_in_backwards(calls: ibis.Table) -> ibis.Table:
-    """Return when the last such call of each backward was issued."""
-    return calls.filter(_hidden(calls)).group_by(*_BACKWARD).agg(last_ns=lambda hidden: hidden.start_ns.max())
+def _in_background(calls: ibis.Table) -> ibis.Value:
+    """Return whether nobody was seen to wait for the call: it may go on for steps."""
+    return ~calls.waited & ~_hidden(calls) & ~calls.p2p
 
 
-def _exposed(calls: ibis.Table, last: ibis.Table) -> ibis.Table:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unattended:
+    """Which calls there are that their thread did not wait for: each kind takes a pass of its own."""
+
+    last_in_backward: ibis.Table | None
+    """When the last of those that C++ waits for was issued, of each backward; None where there are none."""
+    in_background: bool
+
+
+def _unattended(engine: Engine, calls: ibis.Table) -> _Unattended:
+    hidden, background = _hidden(calls), _in_background(calls)
+    known = engine.frame(calls.aggregate(hidden=hidden.any(), background=background.any())).iloc[0]
+    last = calls.filter(hidden).group_by(*_BACKWARD).agg(last_ns=lambda each: each.start_ns.max())
+    return _Unattended(
+        last_in_backward=last if known["hidden"] is not None and bool(known["hidden"]) else None,
+        in_background=known["background"] is not None and bool(known["background"]),
+    )
+
+
+def _exposed(calls: ibis.Table, unattended: _Unattended) -> ibis.Table:
     """Add how long each call held its rank up: what overlaps counts once.
 
-    What a backward issues and C++ waits for overlaps the backward until the ``last`` of it is issued; before that
-    nobody waits. What else nobody was seen to wait for holds its rank until that issues the next call, at most: it
-    may go on in the background for steps.
+    What a backward issues and C++ waits for overlaps the backward until the last of it is issued; before that nobody
+    waits. What else nobody was seen to wait for holds its rank until that issues the next call, at most.
     """
-    calls = calls.left_join(last, _BACKWARD).drop(*(f"{name}_right" for name in _BACKWARD))
-    held_ns = ibis.ifelse(_hidden(calls), ibis.greatest(calls.begun_ns, calls.last_ns), calls.begun_ns)
-    calls = calls.mutate(held_ns=held_ns).drop("last_ns")
+    held_ns = calls.begun_ns
+    if unattended.last_in_backward is not None:
+        calls = calls.left_join(unattended.last_in_backward, _BACKWARD).drop(*(f"{name}_right" for name in _BACKWARD))
+        held_ns = ibis.ifelse(_hidden(calls), ibis.greatest(calls.begun_ns, calls.last_ns), calls.begun_ns)
+    calls = calls.mutate(held_ns=held_ns)
     by_turns: Any = {"group_by": ["rank", "step"], "order_by": ["held_ns", ibis.desc("start_ns"), "call"]}
-    in_background = ~calls.waited & ~_hidden(calls) & ~calls.p2p
-    next_ns = calls.held_ns.lead().over(ibis.window(**by_turns)).fill_null(calls.end_ns)
-    calls = calls.mutate(let_go_ns=ibis.ifelse(in_background, ibis.least(calls.end_ns, next_ns), calls.end_ns))
+    let_go_ns = calls.end_ns
+    if unattended.in_background:
+        next_ns = calls.held_ns.lead().over(ibis.window(**by_turns)).fill_null(calls.end_ns)
+        let_go_ns = ibis.ifelse(_in_background(calls), ibis.least(calls.end_ns, next_ns), calls.end_ns)
+    calls = calls.mutate(let_go_ns=let_go_ns)
     free_ns = calls.let_go_ns.max().over(ibis.window(**by_turns, preceding=(None, 1))).fill_null(0)
     exposed = ibis.greatest(calls.let_go_ns - ibis.greatest(calls.held_ns, free_ns), 0)
-    calls = calls.mutate(exposed_ns=exposed).drop("let_go_ns")
+    calls = calls.mutate(exposed_ns=exposed)
     return calls.mutate(waiting_ns=ibis.least(calls.late_ns, calls.exposed_ns))
 
 
