@@ -251,7 +251,7 @@ def _told(run: Run, stuck: frozenset[int]) -> Iterator[Incident]:
 def _deaths(run: Run, deaths: Iterable[Death], stuck: frozenset[int]) -> Iterator[Incident]:
     for death in deaths:
         memory = death.cause == Name.MEMORY
-        everybody = len(death.ranks) == len(run.ranks) > 1
+        everybody = len(death.ranks) == len(run.ranks) > 1 and not run.missing
         came_up = f"it came to the top as {first_line(death.came_up_as)}" if death.came_up_as else ""
         yield Incident(
             name=Name.MEMORY if memory else RANK_DIED,

@@ -179,24 +179,47 @@ def _links(engine: Engine, waits: ibis.Table, noise_ns: float) -> ibis.Table:
     )
     near = waits.semi_join(members.select("rank", "step").distinct(), ["rank", "step"])
     earlier = ibis.window(group_by=["rank", "step"], order_by=["begun_ns", "call"], preceding=(None, 1))
-    known = ibis.struct({"group": near.group, "seq": near.seq, "last": near.last_rank})
-    near = near.mutate(
-        suffered_ns=near.waiting_ns.sum().over(earlier).fill_null(0),
-        longest=known.argmax(near.waiting_ns).over(earlier),
-    )
+    near = engine.materialised(near.mutate(suffered_ns=near.waiting_ns.sum().over(earlier).fill_null(0)))
     members = near.join(late.drop("waiting_ns"), ["group", "seq"])
     is_last = members["rank"] == members["last"]
     collectives = members.group_by("group", "seq").agg(
         least_ns=members.suffered_ns.min(),
-        suffered_ns=members.suffered_ns.max(where=is_last),
-        source=members.longest["last"].max(where=is_last),
-        next_group=members.longest["group"].max(where=is_last),
-        next_seq=members.longest["seq"].max(where=is_last),
+        **{name: members[name].max(where=is_last) for name in ("suffered_ns", "step", "begun_ns", "call")},
     )
     joined = late.join(collectives, ["group", "seq"])
     inherited = joined.suffered_ns - joined.least_ns
-    passed = joined.filter(inherited >= PASSED_ON * joined.longest_ns)
-    return passed.select("group", "seq", "waiting_ns", "last", "source", "next_group", "next_seq")
+    return _with_sources(joined.filter(inherited >= PASSED_ON * joined.longest_ns), near)
+
+
+def _with_sources(late: ibis.Table, near: ibis.Table) -> ibis.Table:
+    """Return the collectives whose last rank is ``late`` because of others, with the one it waited longest in before.
+
+    ``late`` tells of each the last rank, and its step, begun_ns and call; ``near`` holds all calls of such steps.
+    """
+    before = near.select(
+        "step",
+        last=near["rank"],
+        before_ns=near.begun_ns,
+        before_call=near.call,
+        lost_ns=near.waiting_ns,
+        longest=ibis.struct({"group": near.group, "seq": near.seq, "last": near.last_rank}),
+    )
+    both = late.join(before, ["last", "step"])
+    both = both.filter(
+        (both.before_ns < both.begun_ns) | ((both.before_ns == both.begun_ns) & (both.before_call < both.call))
+    )
+    found = both.group_by("group", "seq").agg(
+        waiting_ns=both.waiting_ns.max(), last=both["last"].max(), longest=both.longest.argmax(both.lost_ns)
+    )
+    return found.select(
+        "group",
+        "seq",
+        "waiting_ns",
+        "last",
+        source=found.longest["last"],
+        next_group=found.longest["group"],
+        next_seq=found.longest["seq"],
+    )
 
 
 def _followed(links: ibis.Table) -> ibis.Table:

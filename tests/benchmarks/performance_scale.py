@@ -48,11 +48,13 @@ MOST_RANKS = 1024
 
 BARE = """
 SELECT kind, count(*), sum(call), max(signature), max(seq), max(step), sum(backwards), max(phase), sum(start_ns),
-       sum(end_ns), sum(wait_start_ns), sum(arrive_ns), sum(duration_ns), max(clock), bool_or(failed)
+       sum(end_ns), sum(wait_start_ns), max(clock), bool_or(failed), sum(data_ns), sum(forward_ns), sum(backward_ns),
+       sum(optimizer_ns), sum(cpu_ns), sum(queued_ns), max(facts)
 FROM read_json({files}, format = 'newline_delimited', ignore_errors = true, columns = {{kind: 'VARCHAR', call: 'BIGINT',
        signature: 'BIGINT', seq: 'BIGINT', step: 'BIGINT', backwards: 'BIGINT', phase: 'VARCHAR', start_ns: 'BIGINT',
-       end_ns: 'BIGINT', wait_start_ns: 'BIGINT', arrive_ns: 'BIGINT', duration_ns: 'BIGINT', clock: 'VARCHAR',
-       failed: 'BOOLEAN'}}) GROUP BY kind
+       end_ns: 'BIGINT', wait_start_ns: 'BIGINT', clock: 'VARCHAR', failed: 'BOOLEAN', data_ns: 'BIGINT',
+       forward_ns: 'BIGINT', backward_ns: 'BIGINT', optimizer_ns: 'BIGINT', cpu_ns: 'BIGINT', queued_ns: 'BIGINT',
+       facts: 'VARCHAR'}}) GROUP BY kind
 """
 """The columns of calls, ends and steps that the passes use."""
 

@@ -405,6 +405,12 @@ CASES = {
         culprits=(),
         mentions="bad configuration",
     ),
+    "those that are heard of failed, and others are not heard of": Case(
+        output=out.text(out.failure_block((7, 1), first=(6, 1))),
+        verdict="rank-died",
+        culprits=(6, 7),
+        mentions="exit code 1",
+    ),
 }
 
 
