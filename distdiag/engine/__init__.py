@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import shutil
 import tempfile
 import threading
@@ -44,8 +45,19 @@ _IN_MEMORY = {
 BULK: tuple[type[events.Event], ...] = (events.Call, events.Done)
 """The kinds that make up nearly all of a log; all others are few enough to be decoded one by one, and to be copied."""
 
-MEMORY = "2500MB"
+MEMORY_BYTES = 2_500_000_000
 """What the database keeps in memory; the rest of results that are kept lies in its temporary folder."""
+SHARE = 0.5
+"""Of what the database would take, which is most of what the machine or the container has: where that is little, the
+frames of a verdict need the rest."""
+_SIZE = re.compile(r"([\d.]+)\s*(bytes|[KMGT]iB)")
+_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def memory_limit_bytes(granted: str) -> int:
+    """Return what the database may keep in memory where it would take ``granted``, such as ``18.8 GiB``."""
+    size = _SIZE.fullmatch(granted.strip())
+    return MEMORY_BYTES if size is None else min(MEMORY_BYTES, int(SHARE * float(size[1]) * _UNITS[size[2]]))
 
 
 class Engine:
@@ -67,7 +79,8 @@ class Engine:
                 self._database = ibis.duckdb.connect(temp_directory=str(self._folder()))
                 # It would be drawn into the report.
                 self._database.raw_sql("SET enable_progress_bar = false")
-                self._database.raw_sql(f"SET memory_limit = '{MEMORY}'")
+                granted = self._database.raw_sql("SELECT current_setting('memory_limit')").fetchone()[0]
+                self._database.raw_sql(f"SET memory_limit = '{memory_limit_bytes(granted)}B'")
             return self._database
 
     def spool(self, name: str, data: bytes) -> Path:

@@ -4,12 +4,19 @@ import gc
 from pathlib import Path
 from typing import Any
 
+import ibis
 import pandas as pd
 import pytest
 
 from distdiag import events
-from distdiag.engine import FILE, Engine
+from distdiag.engine import FILE, MEMORY_BYTES, Engine, memory_limit_bytes
 from distdiag.errors import DistdiagError
+
+
+@ibis.udf.scalar.builtin  # type: ignore[untyped-decorator]  # Ibis has no type for it
+def current_setting(name: str) -> str:
+    """Stand for the database's function."""
+    raise NotImplementedError
 
 
 def written(directory: Path, *records: events.Event, name: str = "log") -> Path:
@@ -130,3 +137,20 @@ def test_slow_queries_draw_nothing_and_leave_nothing_in_the_working_directory(tm
     engine.arrow(engine.read([written(tmp_path, events.Pulse(time_ns=1, step=2))], events.Pulse))
 
     assert len(engine._ibis.raw_sql(settings).fetchall()) == 2
+
+
+@pytest.mark.parametrize(
+    ("granted", "limit_bytes"),
+    [("18.8 GiB", MEMORY_BYTES), ("1.0 GiB", 1 << 29), ("409.6 MiB", 214_748_364), ("unlimited", MEMORY_BYTES)],
+)
+def test_a_small_machine_keeps_memory_for_the_rest_of_the_verdict(granted: str, limit_bytes: int) -> None:
+    assert memory_limit_bytes(granted) == limit_bytes
+
+
+def test_the_database_is_held_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distdiag.engine.MEMORY_BYTES", 1 << 28)
+    engine = Engine()
+
+    (told,) = engine.arrow(engine.memory(pd.DataFrame({"one": [1]})).select(limit=current_setting("memory_limit")))
+
+    assert told.to_pylist() == ["256.0 MiB"]
