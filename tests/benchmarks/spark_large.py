@@ -4,6 +4,11 @@ Writes a run of so many bytes of logs, with one slow rank, and analyses it with 
 own: what it took, and the peak memory of the driver, which is Python and its Java machine. On one machine that one is
 the executor, too, so the heap that is given bounds both; a cluster's driver has less to do. Then the same on the
 embedded engine, unless ``--spark-alone`` is said, and whether the two reports are the same.
+
+Measured once on two cores that others used, too: 5.07 GB of logs, a heap of 2 GB.
+
+    spark     373 s, 468 s of processors, peak memory java 2.78 GB, python 1.74 GB
+    duckdb    114 s,  93 s of processors, peak memory python 4.27 GB; the reports are the same
 """
 
 import argparse
