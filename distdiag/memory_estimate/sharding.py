@@ -97,9 +97,8 @@ def held(weights: Sequence[Weight], layout: Layout, training: Training) -> Held:
     whole, part = total(weights, layout), sum(sharded)
     updated = sharded if stage else [local(weight, layout) for weight in weights]
     if layout.sharding is Sharding.ZERO_1_TENSORS:
-        updated = dealt_out(weights, layout)
-    state = training.optimizer.state
-    moments = sum(state(weight, size, precision.moment) for weight, size in zip(weights, updated, strict=True))
+        updated = dealt_out(weights, layout, training)
+    moments = _moments(weights, updated, training)
     if layout.sharding is Sharding.FSDP and precision.master:
         return Held(parameters=part * precision.master, gradients=part * precision.master, master=0, moments=moments)
     return Held(
@@ -110,18 +109,27 @@ def held(weights: Sequence[Weight], layout: Layout, training: Training) -> Held:
     )
 
 
-def dealt_out(weights: Sequence[Weight], layout: Layout) -> list[int]:
-    """Return the elements that the fullest rank updates of each weight when whole tensors are dealt out.
+def _moments(weights: Sequence[Weight], sizes: Sequence[int], training: Training) -> int:
+    """Return the bytes of the optimizer's state for so many elements of each weight."""
+    state, number = training.optimizer.state, training.precision.moment
+    return sum(state(weight, size, number) for weight, size in zip(weights, sizes, strict=True))
 
-    The largest first, each to the rank that has least so far, as torch's ``ZeroRedundancyOptimizer`` does.
+
+def dealt_out(weights: Sequence[Weight], layout: Layout, training: Training) -> list[int]:
+    """Return the elements of each weight that the fullest rank updates when whole tensors are dealt out.
+
+    The largest first, each to the rank that has least so far, as torch's ``ZeroRedundancyOptimizer`` does. The fullest
+    rank is the one with most bytes: an optimizer may keep more for some tensors than for others of their size.
     """
-    ranks: list[tuple[int, int, list[int]]] = [(0, rank, []) for rank in range(layout.shards)]
-    for number in sorted(range(len(weights)), key=lambda each: -local(weights[each], layout)):
-        elements, rank, mine = heapq.heappop(ranks)
-        heapq.heappush(ranks, (elements + local(weights[number], layout), rank, [*mine, number]))
-    _, _, fullest = max(ranks)
-    kept = set(fullest)
-    return [local(weight, layout) if number in kept else 0 for number, weight in enumerate(weights)]
+    sizes = [local(weight, layout) for weight in weights]
+    ranks: list[tuple[int, int]] = [(0, rank) for rank in range(layout.shards)]
+    dealt = [[0] * len(sizes) for _ in ranks]
+    for number in sorted(range(len(sizes)), key=lambda each: -sizes[each]):
+        elements, rank = heapq.heappop(ranks)
+        heapq.heappush(ranks, (elements + sizes[number], rank))
+        dealt[rank][number] = sizes[number]
+    master = training.precision.master
+    return max(dealt, key=lambda mine: (_moments(weights, mine, training) + sum(mine) * master, sum(mine)))
 
 
 def step_temporaries(weights: Sequence[Weight], layout: Layout, training: Training) -> int:
@@ -129,7 +137,7 @@ def step_temporaries(weights: Sequence[Weight], layout: Layout, training: Traini
     optimizer, stage = training.optimizer, layout.sharding.stage
     sizes = [shard(weight, layout) if stage else local(weight, layout) for weight in weights]
     if layout.sharding is Sharding.ZERO_1_TENSORS:
-        sizes = dealt_out(weights, layout)
+        sizes = dealt_out(weights, layout, training)
     number = training.precision.moment
     if optimizer.step is OptimizerStep.FOREACH:
         return sum(sizes) * number * optimizer.temporaries

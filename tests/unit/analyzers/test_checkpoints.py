@@ -161,7 +161,7 @@ def test_file_system_that_hangs_does_not_keep_logs_from_being_read(
 ) -> None:
     directory = written(tmp_path / "step-1")
     monkeypatch.setattr(saved, "PATIENCE_SECONDS", 0.05)
-    monkeypatch.setattr(saved, "read_stamp", lambda _: time.sleep(2.0))
+    monkeypatch.setattr("distdiag.run.saved.records.read_stamp", lambda _: time.sleep(2.0))
 
     run = trained(directory).load(tmp_path / "logs")
 
