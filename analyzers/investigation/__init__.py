@@ -153,11 +153,12 @@ def _disagreements(
     groups = groups_that_differ(calls, told_apart(calls, several), sites_too=in_trouble)
     if not groups:
         return
-    labels = Labels(run)
+    labels, programs = Labels(run), None
     for group in groups:
         divergence = divergence_of(run, calls, group, labels)
         if divergence is not None and not divergence.decided and len(run.ranks) > len(group.by_rank):
-            divergence = Programs(run, calls, labels).decided(divergence)
+            programs = programs or Programs(run, calls, labels)  # all calls of all ranks: made once, if at all
+            divergence = programs.decided(divergence)
         if divergence is not None and not divergence.only_combines_otherwise:
             yield disagreement(run, divergence, labels, stuck)
 

@@ -50,7 +50,8 @@ class Programs:
         codes = _codes(run, calls)
         ranks, starts = calls["rank"].to_numpy(), calls["start_ns"].to_numpy()
         order = np.lexsort((starts, ranks))
-        self._rows = {int(rank): order[ranks[order] == rank] for rank in np.unique(ranks)}
+        distinct, firsts = np.unique(ranks[order], return_index=True)
+        self._rows = dict(zip(distinct.tolist(), np.split(order, firsts[1:]), strict=True))
         self._codes = {rank: codes[rows] for rank, rows in self._rows.items()}
         steps = calls["step"].to_numpy().astype(np.int64)
         self._steps = {rank: steps[rows] for rank, rows in self._rows.items()}
@@ -160,11 +161,11 @@ def _codes(run: Run, calls: pd.DataFrame) -> Integers:
     Lines are left out: who has a role of its own runs the same program on others. So are roots, which are ranks.
     """
     described = run.groups.drop_duplicates("group").set_index("group")["description"]
-    kinds = calls["group"].astype(str).map(described).fillna("")
-    columns = (kinds, calls["module"].fillna("").astype(str), calls["op"].astype(str), calls["dtype"].astype(str))
+    kinds = calls["group"].map(described)
+    columns = (kinds, calls["module"], calls["op"], calls["dtype"])
     codes = calls["numel"].to_numpy().astype(np.int64)
     for column in columns:
         numbers, values = pd.factorize(column)
-        # Numbered anew each time, so that the product stays small.
-        codes = pd.factorize(codes * (len(values) + 1) + numbers)[0].astype(np.int64)
+        # Numbered anew each time, so that the product stays small; -1 is a value that is missing.
+        codes = pd.factorize(codes * (len(values) + 1) + numbers + 1)[0].astype(np.int64)
     return codes
