@@ -179,12 +179,13 @@ def _links(engine: Engine, waits: ibis.Table, noise_ns: float) -> ibis.Table:
     )
     near = waits.semi_join(members.select("rank", "step").distinct(), ["rank", "step"])
     earlier = ibis.window(group_by=["rank", "step"], order_by=["begun_ns", "call"], preceding=(None, 1))
-    near = engine.materialised(near.mutate(suffered_ns=near.waiting_ns.sum().over(earlier).fill_null(0)))
+    suffered_ns, longest_ns = near.waiting_ns.sum().over(earlier), near.waiting_ns.max().over(earlier)
+    near = engine.materialised(near.mutate(suffered_ns=suffered_ns.fill_null(0), before_ns=longest_ns.fill_null(0)))
     members = near.join(late.drop("waiting_ns"), ["group", "seq"])
     is_last = members["rank"] == members["last"]
     collectives = members.group_by("group", "seq").agg(
         least_ns=members.suffered_ns.min(),
-        **{name: members[name].max(where=is_last) for name in ("suffered_ns", "step", "begun_ns", "call")},
+        **{name: members[name].max(where=is_last) for name in ("suffered_ns", "before_ns", "step", "begun_ns", "call")},
     )
     joined = late.join(collectives, ["group", "seq"])
     inherited = joined.suffered_ns - joined.least_ns
@@ -194,32 +195,25 @@ def _links(engine: Engine, waits: ibis.Table, noise_ns: float) -> ibis.Table:
 def _with_sources(late: ibis.Table, near: ibis.Table) -> ibis.Table:
     """Return the collectives whose last rank is ``late`` because of others, with the one it waited longest in before.
 
-    ``late`` tells of each the last rank, and its step, begun_ns and call; ``near`` holds all calls of such steps.
+    ``late`` tells of each the last rank, and its step, begun_ns, call and longest wait before; ``near`` holds all calls
+    of such steps. Of waits that are equally long the first one counts.
     """
-    before = near.select(
+    waited = near.select(
         "step",
         last=near["rank"],
-        before_ns=near.begun_ns,
-        before_call=near.call,
-        lost_ns=near.waiting_ns,
-        longest=ibis.struct({"group": near.group, "seq": near.seq, "last": near.last_rank}),
+        before_ns=near.waiting_ns,
+        its_begun_ns=near.begun_ns,
+        its_call=near.call,
+        source=near.last_rank,
+        next_group=near.group,
+        next_seq=near.seq,
     )
-    both = late.join(before, ["last", "step"])
-    both = both.filter(
-        (both.before_ns < both.begun_ns) | ((both.before_ns == both.begun_ns) & (both.before_call < both.call))
-    )
-    found = both.group_by("group", "seq").agg(
-        waiting_ns=both.waiting_ns.max(), last=both["last"].max(), longest=both.longest.argmax(both.lost_ns)
-    )
-    return found.select(
-        "group",
-        "seq",
-        "waiting_ns",
-        "last",
-        source=found.longest["last"],
-        next_group=found.longest["group"],
-        next_seq=found.longest["seq"],
-    )
+    both = late.join(waited, ["last", "step", "before_ns"])
+    earlier = (both.its_begun_ns < both.begun_ns) | ((both.its_begun_ns == both.begun_ns) & (both.its_call < both.call))
+    by_turns: Any = {"group_by": ["group", "seq"], "order_by": ["its_begun_ns", "its_call"]}
+    found = both.filter(earlier).mutate(place=ibis.row_number().over(ibis.window(**by_turns)))
+    found = found.filter(found.place == 0)
+    return found.select("group", "seq", "waiting_ns", "last", "source", "next_group", "next_seq")
 
 
 def _followed(links: ibis.Table) -> ibis.Table:

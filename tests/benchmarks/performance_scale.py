@@ -10,10 +10,10 @@ Measured on two cores, one run for each size; processor times of the bare aggreg
 command:
 
     records        bare  passes            peak      whole command
-    499,680      0.29 s    1.41 s (4.9x)    435 MB    3.17 s, 3.76 s of processors, 536 MB
-    999,360      0.48 s    2.34 s (4.9x)    612 MB    4.22 s, 5.18 s of processors, 797 MB
-    1,998,720    0.80 s    3.69 s (4.6x)    952 MB    7.14 s, 9.12 s of processors, 1238 MB
-    20,000,000   8.22 s   38.30 s (4.7x)   3231 MB   29.27 s, 48.12 s of processors, 3299 MB
+    499,680      0.27 s    1.41 s (5.2x)    432 MB    3.11 s, 3.46 s of processors, 505 MB
+    999,360      0.49 s    2.05 s (4.2x)    627 MB    4.06 s, 4.84 s of processors, 787 MB
+    1,998,720    0.89 s    3.41 s (3.9x)    951 MB    7.41 s, 9.30 s of processors, 1244 MB
+    20,000,000   9.85 s   37.02 s (3.8x)   3223 MB   27.53 s, 44.26 s of processors, 3407 MB
 """
 
 import argparse
