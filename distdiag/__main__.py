@@ -16,8 +16,9 @@ def main() -> None:
 
         run.main(sys.argv[2:])
     else:
-        # Analysis multiplies no matrices: threads that stand by for it cost a tenth of a second.
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        if sys.argv[1:2] == ["analyze"]:  # others start programs, which would inherit it
+            # Analysis multiplies no matrices: threads that stand by for it cost a tenth of a second.
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         from distdiag import cli
 
         try:

@@ -22,7 +22,7 @@ LEAST_PEERS = 2
 """So many other ranks have to have gone on alike; one alone is as likely to be the odd one."""
 MOST_SUSPECTS = 64
 """So many ranks are looked at one by one; a fault that leaves more of them undecided is no single rank's."""
-OTHER_WAY = {Kind.EXTRA: Kind.LEFT_OUT, Kind.LEFT_OUT: Kind.EXTRA}
+OTHER_WAY: Mapping[Kind | None, Kind] = {Kind.EXTRA: Kind.LEFT_OUT, Kind.LEFT_OUT: Kind.EXTRA}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Programs:
             d,
             decided=True,
             peers=tuple(sorted(set(expected.others) - set(d.odd))),
-            kind=OTHER_WAY.get(d.kind, d.kind) if d.kind is not None else None,
+            kind=OTHER_WAY.get(d.kind, d.kind),
             expected=d.made,
             made=d.expected,
             odd=d.others,
@@ -80,7 +80,7 @@ class Programs:
                 d.where,
                 reference=d.where.odd,
                 odd=d.where.reference,
-                kind=OTHER_WAY.get(d.where.kind, d.where.kind) if d.where.kind is not None else None,
+                kind=OTHER_WAY.get(d.where.kind, d.where.kind),
             ),
         )
 

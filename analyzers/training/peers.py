@@ -42,13 +42,7 @@ def data_parallel(run: Run) -> tuple[DataParallel, ...]:
 
 
 def _averaging(run: Run) -> list[DataParallel]:
-    groups = run.groups
-    members = {
-        (rank, str(group)): tuple(ranks)
-        for rank, group, ranks in zip(
-            groups["rank"].tolist(), groups["group"].tolist(), groups["ranks"].tolist(), strict=True
-        )
-    }
+    members = _members(run)
     found: dict[tuple[int, str, tuple[int, ...]], DataParallel] = {}
     for row in run.wrappers[run.wrappers["name"] != BY_HAND].to_dict("records"):
         ranks = members.get((int(row["rank"]), str(row["group"])), ())
@@ -70,13 +64,7 @@ def by_hand(run: Run) -> tuple[DataParallel, ...]:
     """Return groups without a wrapper whose members all said to average the gradients of the same parameters."""
     if not len(run.wrappers):
         return ()
-    groups = run.groups
-    members = {
-        (rank, str(group)): tuple(ranks)
-        for rank, group, ranks in zip(
-            groups["rank"].tolist(), groups["group"].tolist(), groups["ranks"].tolist(), strict=True
-        )
-    }
+    members = _members(run)
     said: dict[tuple[tuple[int, ...], str, int], dict[int, tuple[str, ...]]] = {}
     sizes: dict[int, int] = {}
     for row in run.wrappers[run.wrappers["name"] == BY_HAND].to_dict("records"):
@@ -97,6 +85,12 @@ def by_hand(run: Run) -> tuple[DataParallel, ...]:
         for (ranks, group, number), names in sorted(said.items())
         if len(ranks) > 1 and set(names) == set(ranks) and len(set(names.values())) == 1
     )
+
+
+def _members(run: Run) -> Mapping[tuple[int, str], tuple[int, ...]]:
+    """Return the ranks of a group by one that knows it and the name it has there."""
+    columns = (run.groups[name].tolist() for name in ("rank", "group", "ranks"))
+    return {(rank, str(group)): tuple(ranks) for rank, group, ranks in zip(*columns, strict=True)}
 
 
 def of_wrapper(frame: pd.DataFrame, group: DataParallel) -> pd.DataFrame:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 MOST_RUNS = 20
 """Analysed for one survey, the newest: nobody reads more verdicts at once, and each takes a second."""
 CANNOT = 2
+HEALTHY = "healthy"
 
 
 def survey(several: "SeveralRunsError") -> int:
@@ -30,7 +31,7 @@ def code_of(looked: "Sequence[Surveyed]") -> int:
     names = {run.verdict.name for run in looked if run.verdict is not None}
     if not names:
         return CANNOT
-    return 0 if names == {"healthy"} and all(run.verdict is not None for run in looked) else 1
+    return 0 if names == {HEALTHY} and all(run.verdict is not None for run in looked) else 1
 
 
 def _looked(several: "SeveralRunsError") -> "Iterator[Surveyed]":

@@ -23,11 +23,11 @@ def objection(logs: Path) -> DistdiagError | None:
         if any(place_of(path.name) is not None for path in inside):
             return None
         folders = [path for path in inside[:MOST_FOLDERS] if path.is_dir() and _has_logs(path)]
+        newest = max(folders, key=lambda folder: (folder.stat().st_mtime_ns, folder.name), default=logs)
     except OSError:
         return None  # whoever looks tells what is wrong
     if folders:
         names = ", ".join(map(str, folders[:MOST_NAMED])) + (", …" if len(folders) > MOST_NAMED else "")
-        newest = max(folders, key=lambda folder: (folder.stat().st_mtime_ns, folder.name))
         return DistdiagError(
             f"no logs in {logs} itself, but in {len(folders)} of its folders: {names}",
             f"watch one of them: distdiag watch {shlex.quote(str(newest))}",

@@ -12,7 +12,7 @@ import click
 
 from distdiag.allocation import reuse_freed, without_collecting
 from distdiag.commands import _options
-from distdiag.commands._survey import survey
+from distdiag.commands._survey import HEALTHY, survey
 from distdiag.errors import DistdiagError
 from distdiag.reporters import DRAWING, REPORTERS, Reporter
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from distdiag.findings import Report
     from distdiag.run import Run
 
-HEALTHY = "healthy"
 PAGE = Path("distdiag_report.html")
 """Nobody wants a page of megabytes in a terminal."""
 

@@ -119,19 +119,20 @@ def _record(record: Mapping[str, Any]) -> Iterator[bytes]:
 
 
 def _text(record: Mapping[str, Any]) -> str | None:
-    for holder in (record, *(held for name in HOLDERS if isinstance(held := record.get(name), dict))):
-        for name in TEXTS:
-            if isinstance(holder.get(name), str):
-                return str(holder[name])
-    return None
+    return _first(record, TEXTS)
 
 
 def _source(record: Mapping[str, Any]) -> str:
+    return _LABEL.sub("-", _first(record, SOURCES) or "").strip("-")
+
+
+def _first(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """Return the first text that stands under one of some names, in a record or in what it holds."""
     for holder in (record, *(held for name in HOLDERS if isinstance(held := record.get(name), dict))):
-        for name in SOURCES:
+        for name in names:
             if isinstance(holder.get(name), str):
-                return _LABEL.sub("-", holder[name]).strip("-")
-    return ""
+                return str(holder[name])
+    return None
 
 
 def _lines(moment: str, source: str, text: str) -> Iterator[bytes]:
