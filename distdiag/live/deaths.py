@@ -6,7 +6,7 @@ from typing import NamedTuple
 from distdiag.live.alarms import Condition, Kind
 from distdiag.live.job import Job
 from distdiag.live.ranks import RankState
-from distdiag.live.standstill import CONFIRM_SECONDS, HALT, awaited_in, doing_of
+from distdiag.live.standstill import CONFIRM_SECONDS, HALT, awaited_in, place_of
 from distdiag.live.wording import lasting, named
 
 GONE_SECONDS = 10.0
@@ -17,6 +17,8 @@ STACKS_SECONDS = 30.0
 """A rank that has come to its limit takes its stacks, which halts it for a while."""
 STACKS_BEGIN_SECONDS = 2.0
 """So much before its limit the last pulse may have been before that."""
+UNNAMED_SECONDS = 5.0
+"""What makes others fail may be noticed later than that they fail: one that was killed is silent for a while first."""
 AHEAD = 2
 """Steps, and collectives of a group, that nobody can be ahead of a member that is no more."""
 MOST_MESSAGE = 100
@@ -38,7 +40,7 @@ def deaths(job: Job) -> Iterator[Condition]:
     dead = dead_ranks(job)
     if dead:
         awaited = () if any(not each.gave_up for each in dead) else tuple(sorted(_awaited(job, dead)))
-        doing = [f"rank {rank} {doing_of(job.ranks[rank])}" for rank in awaited[:2] if rank in job.ranks]
+        doing = [f"rank {rank} {place_of(job, job.ranks[rank])}" for rank in awaited[:2] if rank in job.ranks]
         yield death_of(dead, awaited, doing, anybody_lives=bool(job.living))
 
 
@@ -74,15 +76,17 @@ def death_of(dead: Sequence[Dead], awaited: tuple[int, ...], doing: Sequence[str
         summary=summary,
         ranks=awaited or tuple(sorted(each.rank for each in origins)),
         evidence=(*doing, *(each.how for each in (*origins, *gave_up)[:MOST_EVIDENCE])),
-        confirm_seconds=CONFIRM_SECONDS,
+        confirm_seconds=UNNAMED_SECONDS if anybody_lives and not (awaited or origins) else CONFIRM_SECONDS,
     )
 
 
 def _awaited(job: Job, dead: Sequence[Dead]) -> set[int]:
-    """Return the living ranks that those who gave up had waited for."""
+    """Return the living ranks that those who gave up had waited for; where all had come, those not heard of since."""
     living = {state.rank for state in job.living} | set(job.missing)
-    failed = [(state, state.failed_call) for state in (job.ranks[each.rank] for each in dead)]
-    return living & {rank for state, call in failed if call is not None for rank in awaited_in(job, state, call)}
+    failed = [(state, call) for state in (job.ranks[each.rank] for each in dead) if (call := state.failed_call)]
+    awaited = living & {rank for state, call in failed for rank in awaited_in(job, state, call)}
+    members = {rank for state, call in failed if (group := state.group_of(call)) for rank in group.members}
+    return awaited or {state.rank for state in job.living if state.rank in members and job.silence(state)}
 
 
 def _vanished(job: Job, state: RankState) -> bool:

@@ -90,7 +90,7 @@ def places_of(job: Job, first: tuple[int, ...], *, missing: bool = True) -> list
     """Return where the ranks are, each place with all ranks that are there, those of ``first`` first."""
     places: dict[str, list[int]] = {}
     for state in job.ranks.values():
-        places.setdefault(_place(job, state), []).append(state.rank)
+        places.setdefault(place_of(job, state), []).append(state.rank)
     ordered = sorted(places.items(), key=lambda item: (not set(item[1]) & set(first), len(item[1]), item[1]))
     told = [saying(ranks, place) for place, ranks in ordered]
     return [f"{named(job.missing)} left no log", *told] if missing and job.missing else told
@@ -109,7 +109,8 @@ def awaited_in(job: Job, state: RankState, call: events.Call) -> set[int]:
     return behind | (set(job.missing) & set(group.members))
 
 
-def _place(job: Job, state: RankState) -> str:
+def place_of(job: Job, state: RankState) -> str:
+    """Return what a rank does and where; of one that is not heard of, since when, and what its process is."""
     if state.ended:
         return doing_of(state)
     at = state.place()

@@ -181,6 +181,34 @@ def test_exception_is_a_death_and_those_that_fail_of_it_are_not_named(tmp_path: 
     assert "rank 1 died of ValueError: bad sample" in alarm.condition.summary
 
 
+def test_rank_that_was_killed_inside_the_collective_in_which_others_fail_is_named(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, world_size=3)
+    watched.train(steps=3)
+    watched.logs[1].all_reduce(pending=True)
+    for log in watched.logs.but(1):
+        log.all_reduce(error="RuntimeError: Connection closed by peer")
+        log.fault("RuntimeError", "Connection closed by peer").exit()
+
+    (alarm,) = raised([*watched.look(), *watched.pass_by(6, without=(0, 1, 2))])
+
+    assert (alarm.kind, alarm.condition.ranks) == (Kind.DEATH, (1,))
+    assert alarm.condition.summary == "ranks 0,2 failed in a collective, waiting for rank 1"
+    assert "rank 1 gives no sign of life for 4.0 s" in alarm.condition.evidence[0]
+
+
+def test_ranks_that_failed_for_no_known_reason_are_told_without_a_name(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, world_size=3)
+    watched.train(steps=3)
+    watched.logs[1].all_reduce(pending=True)
+    for log in watched.logs.but(1):
+        log.all_reduce(error="RuntimeError: Connection closed by peer")
+        log.fault("RuntimeError", "Connection closed by peer").exit()
+
+    (alarm,) = raised([*watched.look(), *watched.pass_by(6, without=(0, 2))])
+
+    assert (alarm.kind, alarm.condition.ranks) == (Kind.DEATH, ())
+
+
 def test_stall_becomes_a_death_when_a_rank_gives_no_sign_of_life(tmp_path: Path) -> None:
     watched = Watched(tmp_path, world_size=3)
     watched.train(steps=3)
