@@ -1,0 +1,73 @@
+"""What mpirun and MPI say of the processes of a job."""
+
+import re
+from collections.abc import Iterable, Iterator
+
+from distdiag.importers._text.exit_codes import role_of
+from distdiag.importers._text.facts import Ended, Remark, Role, What
+from distdiag.importers._text.kinds import BlockFamily, Family
+from distdiag.importers._text.normalise import Line
+
+_MPIRUN = re.compile(r"process rank (?P<rank>\d+) .*?exited on\s+signal (?P<signal>\d+)")
+_MPI_NAME = re.compile(r"Process name: \[\[\d+,\d+\],(?P<rank>\d+)\]")
+_MPI_CODE = re.compile(r"Exit code: +(?P<code>\d+)")
+
+
+def mpi_process(line: Line) -> Iterator[What]:
+    """Read how a process of mpirun ended."""
+    found = _MPIRUN.search(line.text)
+    if found:
+        yield Ended(code=-int(found["signal"]), rank=int(found["rank"]), first=True)
+
+
+def peer_lost(line: Line) -> Iterator[What]:
+    """Read that Horovod or MPI stopped because another process failed."""
+    if "Horovod" in line.text:
+        yield Remark(text="Horovod stopped because a rank raised, or ended before the others", telling=True)
+    else:
+        yield Remark(text="MPI lost its connection to another process, which ended", telling=True)
+
+
+class _MpiExit:
+    """What mpirun prints below ``The first process to do so was``: a name that ends in the rank, and a code."""
+
+    def __init__(self) -> None:
+        self._rank: int | None = None
+        self._code: int | None = None
+
+    def feed(self, line: Line) -> bool:
+        text = line.text.strip()
+        if found := _MPI_NAME.match(text):
+            self._rank = int(found["rank"])
+        elif found := _MPI_CODE.match(text):
+            self._code = int(found["code"])
+        return self._code is None and (not text or self._rank is not None)
+
+    def close(self) -> Iterable[tuple[What, Role]]:
+        if self._rank is not None and self._code:
+            ended = Ended(code=self._code, rank=self._rank, first=True)
+            yield ended, role_of(ended)
+
+
+def _mpi_exit(line: Line) -> _MpiExit:
+    del line
+    return _MpiExit()
+
+
+FAMILIES = (
+    Family(
+        name="mpi-process-ended",
+        needles=("noticed that process rank",),
+        role=Role.INITIATING,
+        parse=mpi_process,
+        ending=r"exited on\s+signal \d+",
+    ),
+    Family(
+        name="mpi-peer-lost",
+        needles=("Horovod has been shut down", "MPI communication peer process has unexpectedly disconnected"),
+        role=Role.CASCADE,
+        parse=peer_lost,
+    ),
+)
+
+BLOCKS = (BlockFamily(name="mpi-first-failure", needles=("The first process to do so was:",), open=_mpi_exit),)
