@@ -18,8 +18,8 @@ from collections.abc import Iterator
 
 from distdiag.analyzers._wording import named, verb
 from distdiag.analyzers.investigation import investigate
+from distdiag.analyzers.investigation.circles import WRONG_PARTNER
 from distdiag.analyzers.investigation.incident import Incident
-from distdiag.analyzers.investigation.standing import WRONG_PARTNER
 from distdiag.findings import Finding
 from distdiag.run import Run
 

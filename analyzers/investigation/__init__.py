@@ -12,15 +12,17 @@ import pandas as pd
 
 from distdiag.analyzers._wording import first_line
 from distdiag.analyzers.investigation.creation import GroupLists, asked_by_rank, differing_lists
-from distdiag.analyzers.investigation.deaths import Death, deaths_of
+from distdiag.analyzers.investigation.deaths import Death
 from distdiag.analyzers.investigation.disagreements import disagreement
-from distdiag.analyzers.investigation.divergence import Divergence, divergence_of
+from distdiag.analyzers.investigation.divergence import Divergence
+from distdiag.analyzers.investigation.first_divergence import divergence_of
 from distdiag.analyzers.investigation.giving_up import giving_up
 from distdiag.analyzers.investigation.incident import Disagreement, Incident
 from distdiag.analyzers.investigation.issued import group_name
 from distdiag.analyzers.investigation.lives import End, Life, lives_of
 from distdiag.analyzers.investigation.loops import Labels
 from distdiag.analyzers.investigation.naming import Name
+from distdiag.analyzers.investigation.own_deaths import deaths_of
 from distdiag.analyzers.investigation.paths import location, own_line
 from distdiag.analyzers.investigation.program import Programs
 from distdiag.analyzers.investigation.queues import queues_of
@@ -94,7 +96,7 @@ def _investigate(run: Run) -> Investigation:
     if not roots:
         then = giving_up(run, lives)
         waits = waits if then is None else then.waits
-        roots = standing(Scene(run, lives, waits, queues.halted, then))
+        roots = standing(Scene(run, lives, waits, collectives, queues.halted, then))
     if not roots and in_trouble:
         roots = tuple(unexplained(run, lives))
     return Investigation(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distdiag import events
-from distdiag.analyzers.investigation.deaths import MEMORY_ERROR, OUT_OF_MEMORY
+from distdiag.analyzers.investigation.deaths import OUT_OF_MEMORY
 from distdiag.analyzers.investigation.divergence import Divergence
 from distdiag.analyzers.investigation.paths import location, short
 from distdiag.analyzers.investigation.rows import oldest
@@ -15,6 +15,7 @@ GIB = 1 << 30
 MOST_ITEMS = 3
 MOST_RANKS_HELD = 2
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": GIB}
+_MEMORY_ERROR = re.compile(r"OutOfMemoryError|MemoryError|CUDA out of memory")
 _ASKED = re.compile(r"Tried to allocate (\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)")
 _UNUSED = re.compile(r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB) is reserved by PyTorch but unallocated")
 NEAR_LIMIT = 0.9
@@ -47,7 +48,7 @@ def ran_out_of_memory(run: Run, divergence: Divergence) -> dict[str, Any] | None
 
 def is_memory_error(text: str) -> bool:
     """Return whether an exception says that memory ran out."""
-    return bool(MEMORY_ERROR.search(text))
+    return bool(_MEMORY_ERROR.search(text))
 
 
 def fragmentation(message: str) -> str | None:

@@ -32,11 +32,15 @@ class Scene:
         run: Run,
         lives: Mapping[int, Life],
         waits: Sequence[Wait],
+        collectives: pd.DataFrame,
         halted: Sequence[Halted] = (),
         then: GivingUp | None = None,
     ) -> None:
-        """Take what ranks wait in: at the end, or when the first of them gave up where others went on."""
-        self.run, self.lives, self.then = run, lives, then
+        """Take what ranks wait in: at the end, or when the first of them gave up where others went on.
+
+        ``collectives`` are those that count, as ``collectives_of`` returns them.
+        """
+        self.run, self.lives, self.collectives, self.then = run, lives, collectives, then
         self.halted = tuple(halted) if then is None else then.halted
         newest_ns = max((life.last_ns for life in lives.values()), default=0)
         self.end_ns = newest_ns if then is None else then.time_ns

@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping
 
 from distdiag.analyzers._wording import named
-from distdiag.analyzers.investigation.deaths import NO_SIGNAL, SILENCE_NS, Death
+from distdiag.analyzers.investigation.deaths import NO_SIGNAL, Death
 from distdiag.analyzers.investigation.incident import Incident, Unexplained
 from distdiag.analyzers.investigation.last_seen import LastSeen
 from distdiag.analyzers.investigation.lives import End, Life
 from distdiag.analyzers.investigation.paths import location
+from distdiag.analyzers.investigation.vanished import SILENCE_NS
 from distdiag.run import Run
 
 RANK_DIED = "rank-died"

@@ -1,0 +1,128 @@
+"""Ranks that wait for one another in a circle: whose doing it is, or that it is everybody's."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from distdiag.analyzers._wording import named, verb
+from distdiag.analyzers.investigation.counted import miscounted
+from distdiag.analyzers.investigation.disagreements import disagreement
+from distdiag.analyzers.investigation.history import known_to_odd, known_to_others
+from distdiag.analyzers.investigation.incident import Circle, Incident
+from distdiag.analyzers.investigation.issued import Issued, called, in_group
+from distdiag.analyzers.investigation.loops import Labels
+from distdiag.analyzers.investigation.misaddressed import Misaddressed, misaddressed
+from distdiag.analyzers.investigation.paths import fork_line, shared_frames
+from distdiag.analyzers.investigation.program import Programs
+from distdiag.analyzers.investigation.scene import Scene
+from distdiag.analyzers.investigation.waitfor import Standstill, Wait, WaitKind
+
+ORDER_DEADLOCK = "order-deadlock"
+P2P_DEADLOCK = "p2p-deadlock"
+P2P_UNMATCHED = "p2p-unmatched"
+GROUP_CREATION_STUCK = "group-creation-stuck"
+WRONG_PARTNER = "wrong-partner"
+"""Cause of an unmatched message that somebody else waits for."""
+
+
+def circle(scene: Scene, found: Standstill) -> Iterator[Incident]:
+    """Yield what a circle of waits comes down to, if there is one."""
+    cycle = found.cycle
+    if not cycle:
+        return
+    miscount = miscounted(scene, cycle)
+    if miscount is not None:
+        yield miscount
+        return
+    wrong = misaddressed(scene, cycle)
+    if wrong is not None:
+        yield _sent_wrong(scene, cycle, wrong)
+        return
+    name, culprits = _named(cycle)
+    if name == ORDER_DEADLOCK:
+        left = _left_the_program(scene, cycle)
+        if isinstance(left, Incident):
+            yield left
+            return
+        culprits = left or culprits
+    blamed = next((wait for wait in cycle if set(culprits) & wait.waiters), cycle[0])
+    calls = {rank: call for wait in cycle for rank, call in scene.calls_in(wait).items()}
+    sites = scene.sites_of(cycle)
+    yield scene.incident(
+        name,
+        blamed,
+        Circle(waits=cycle),
+        culprits=culprits,
+        step=calls[culprits[0]].step if culprits and culprits[0] in calls else None,
+        site=_site(scene, calls, culprits) if culprits else None,
+        sites=sites,
+        evidence=tuple(_in_circle(scene, wait) for wait in cycle),
+    )
+
+
+def _left_the_program(scene: Scene, cycle: Sequence[Wait]) -> Incident | tuple[int, ...]:
+    """Return what ranks of a circle did that most others, up to there alike, did not; only who, if it is their order.
+
+    Whoever issues both calls elsewhere, as the others do, may have issued them in another order.
+    """
+    run, labels = scene.run, Labels(scene.run)
+    blocked = {rank: call.start_ns for wait in scene.waits for rank, call in scene.calls_in(wait).items()}
+    divergence = Programs(run, scene.collectives, labels).odd_one(blocked)
+    if divergence is None or not any(set(divergence.odd) & wait.waiters for wait in cycle):
+        return ()
+    if known_to_odd(divergence) and known_to_others(divergence):
+        return divergence.odd
+    return disagreement(run, divergence, labels, frozenset(blocked))
+
+
+def _sent_wrong(scene: Scene, cycle: tuple[Wait, ...], wrong: Misaddressed) -> Incident:
+    return scene.incident(
+        P2P_UNMATCHED,
+        wrong.wait,
+        Circle(waits=cycle),
+        culprits=(wrong.call.rank,),
+        step=wrong.call.step,
+        site=wrong.call.site,
+        sites=scene.sites_of(cycle),
+        cause=WRONG_PARTNER,
+        evidence=(wrong.said, *(_in_circle(scene, wait) for wait in cycle)),
+    )
+
+
+def _site(scene: Scene, calls: Mapping[int, Issued], culprits: Sequence[int]) -> str | None:
+    """Return the line at which the first culprit's call leaves those of the others; its own where they share all."""
+    mine = calls.get(culprits[0])
+    if mine is None:
+        return None
+    other = next((call.path for rank, call in calls.items() if rank not in culprits and call.path != mine.path), ())
+    return fork_line(mine.path, other, shared_frames(scene.run.paths.values()))
+
+
+def _named(cycle: Sequence[Wait]) -> tuple[str, tuple[int, ...]]:
+    """Return the name of a circle and its culprits."""
+    kinds = {wait.kind for wait in cycle}
+    if kinds == {WaitKind.POINT_TO_POINT}:
+        return P2P_DEADLOCK, tuple(sorted({rank for wait in cycle for rank in wait.waiters}))
+    if WaitKind.CREATION in kinds:
+        return GROUP_CREATION_STUCK, _minority(cycle)
+    if WaitKind.POINT_TO_POINT in kinds:
+        messages = [wait for wait in cycle if wait.kind is WaitKind.POINT_TO_POINT]
+        return P2P_UNMATCHED, tuple(sorted({rank for wait in messages for rank in wait.absent}))
+    return ORDER_DEADLOCK, _minority(cycle)
+
+
+def _minority(cycle: Sequence[Wait]) -> tuple[int, ...]:
+    """Return the ranks in the operation with strictly fewest waiters, none at a tie."""
+    ordered = sorted(cycle, key=lambda wait: len(wait.waiters))
+    if len(ordered) > 1 and len(ordered[0].waiters) == len(ordered[1].waiters):
+        return ()
+    return tuple(sorted(ordered[0].waiters))
+
+
+def _in_circle(scene: Scene, wait: Wait) -> str:
+    call = next(iter(scene.calls_in(wait).values()), None)
+    what = f"{wait.group} number {wait.number}"
+    if call is not None:
+        what = f"{called(call.op, call.seq)} of {in_group(scene.group(wait))}"
+    return (
+        f"{named(wait.waiters)} {verb(wait.waiters, 'is', 'are')} in {what} "
+        f"and {verb(wait.waiters, 'needs', 'need')} {named(wait.absent)}"
+    )

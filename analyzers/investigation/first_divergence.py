@@ -1,0 +1,137 @@
+"""Where the members of one group first stopped issuing the same calls, and which of them left the others."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from distdiag.analyzers.investigation.align import Alignment, Departure, Kind, Stream, align, departure, line_left
+from distdiag.analyzers.investigation.clusters import Program, clusters_of, content, programs_of
+from distdiag.analyzers.investigation.divergence import Divergence, divergence_at
+from distdiag.analyzers.investigation.loops import Labels
+from distdiag.analyzers.investigation.odd_steps import at_odd_step
+from distdiag.analyzers.investigation.streams import GroupCalls, stream_of
+from distdiag.run import Run
+
+MAX_PROGRAMS = 12
+"""So many different streams of one group are aligned; more are no program with one odd rank."""
+
+
+def divergence_of(run: Run, calls: pd.DataFrame, group: GroupCalls, labels: Labels) -> Divergence | None:
+    """Return the first divergence of a group, None where members differ in roles only."""
+    programs = programs_of(group)
+    if len(programs) > MAX_PROGRAMS:
+        return _by_vote(run, calls, group, labels)
+    streams = {p.longest: stream_of(run, calls, group.by_rank[p.longest], labels) for p in programs}
+    clusters = clusters_of(programs, streams)
+    found = [
+        event
+        for odd in (program for cluster in clusters[1:] for program in cluster)
+        if (event := _event(run, calls, group, clusters, odd, streams, labels)) is not None
+    ]
+    if not found:
+        return None if group.unequal is None else _by_vote(run, calls, group, labels)
+    if group.unequal is not None and not any(event.decided for event in found):
+        voted = _by_vote(run, calls, group, labels)
+        if voted is not None and (voted.decided or len(clusters) > 2):
+            return voted
+    first = _earliest(found)
+    return at_odd_step(run, calls, group, labels, first) or first
+
+
+def _earliest(found: Sequence[Divergence]) -> Divergence:
+    """Return the first of several, with all ranks that left at the same call in the same way."""
+    first = min(found, key=lambda d: (not d.decided, d.where.reference, d.time_ns, str(d.kind)))
+    same = [
+        d for d in found if (d.where.reference, d.kind, d.decided) == (first.where.reference, first.kind, first.decided)
+    ]
+    odd = tuple(sorted({rank for each in same for rank in each.odd}))
+    return replace(first, odd=odd, others=tuple(rank for rank in first.others if rank not in odd))
+
+
+def _event(
+    run: Run,
+    calls: pd.DataFrame,
+    group: GroupCalls,
+    clusters: Sequence[Sequence[Program]],
+    odd: Program,
+    streams: Mapping[int, Stream],
+    labels: Labels,
+) -> Divergence | None:
+    """Return where ``odd`` leaves the largest cluster, seen from the member of it that has its role."""
+    stream = streams[odd.longest]
+    aligned = [(align(streams[p.longest], stream), p) for p in clusters[0]]
+    alignment, reference = min(aligned, key=lambda pair: pair[0].cost)
+    where = departure(streams[reference.longest], stream, alignment)
+    if where is None:
+        return None
+    weak = False
+    if _agree(streams[reference.longest], stream) and where.kind is not Kind.INSTEAD:
+        weak = not _labels_say_so(streams[reference.longest], stream, alignment)
+        if weak and not _explains_the_stop(streams[reference.longest], stream, alignment):
+            return None
+    majority = [rank for program in clusters[0] for rank in program.ranks]
+    others = tuple(sorted(rank for rank in majority if len(group.by_rank[rank].codes) > where.reference))
+    passed = [rank for rank in group.by_rank if len(group.by_rank[rank].codes) > min(where.reference, where.odd)]
+    return divergence_at(
+        run,
+        calls,
+        group,
+        labels,
+        where,
+        reference=(reference.longest, streams[reference.longest]),
+        odd=(odd.longest, stream),
+        odd_ranks=odd.ranks,
+        others=others,
+        decided=2 * len(others) > len(passed),
+        weak=weak,
+    )
+
+
+def _by_vote(run: Run, calls: pd.DataFrame, group: GroupCalls, labels: Labels) -> Divergence | None:
+    """Return the first calls that had to agree and did not, blaming those that are outvoted there."""
+    position = group.unequal
+    if position is None:
+        return None
+    votes: dict[int, list[int]] = {}
+    for rank, member in sorted(group.by_rank.items()):
+        if len(member.agree) > position:
+            votes.setdefault(int(member.agree[position]), []).append(rank)
+    ranked = sorted(votes.values(), key=lambda ranks: (-len(ranks), *content(group.by_rank[ranks[0]])))
+    majority, odd = ranked[0], sorted(rank for ranks in ranked[1:] for rank in ranks)
+    reference, stream = (stream_of(run, calls, group.by_rank[ranks[0]], labels) for ranks in (majority, odd))
+    first = line_left(reference, stream, position)
+    return divergence_at(
+        run,
+        calls,
+        group,
+        labels,
+        Departure(reference=first, odd=first, kind=None),
+        reference=(majority[0], reference),
+        odd=(odd[0], stream),
+        odd_ranks=odd,
+        others=majority,
+        decided=2 * len(majority) > len(majority) + len(odd),
+    )
+
+
+def _agree(reference: Stream, odd: Stream) -> bool:
+    """Return whether all that had to agree did, paired as the backend paired it."""
+    return all(a.signature == b.signature for a, b in zip(reference.tokens, odd.tokens, strict=False))
+
+
+def _labels_say_so(reference: Stream, odd: Stream, alignment: Alignment) -> bool:
+    """Return whether steps and batches line up better when the calls are aligned than call for call."""
+    if not reference.labels or not odd.labels:
+        return False
+    straight = min(len(reference.labels), len(odd.labels))
+    unaligned = sum(reference.labels[n] != odd.labels[n] for n in range(straight))
+    aligned = sum(reference.labels[i] != odd.labels[j] for i, j in alignment.pairs)
+    return aligned < unaligned
+
+
+def _explains_the_stop(reference: Stream, odd: Stream, alignment: Alignment) -> bool:
+    """Return whether the alignment leaves fewer calls unpaired at the end than pairing call for call."""
+    last_i, last_j = alignment.pairs[-1]
+    left_over = (len(reference.tokens) - last_i - 1) + (len(odd.tokens) - last_j - 1)
+    return left_over < abs(len(reference.tokens) - len(odd.tokens))

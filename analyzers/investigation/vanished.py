@@ -1,0 +1,110 @@
+"""Processes that ended and could not say why: by a signal, by a hard exit, or without a word."""
+
+import bisect
+import re
+from collections.abc import Mapping
+
+from distdiag.analyzers.investigation.deaths import Death
+from distdiag.analyzers.investigation.last_seen import LastSeen
+from distdiag.analyzers.investigation.lives import CONNECTION, SECOND_NS, TIMEOUT, End, Life
+from distdiag.analyzers.investigation.paths import Frames
+from distdiag.run import Run, user_frames
+
+SILENCE_NS = 5 * SECOND_NS
+"""Pulses come each second; a log that ends so long before the others' belongs to a process that was gone or frozen."""
+NOTICED_NS = 5 * SECOND_NS
+"""A killed process's sockets close at once; peers that wait for it, or come to, see that within seconds."""
+LONG_BLOCKED_NS = 5 * SECOND_NS
+"""A process that dies after so long in a wait for others is a victim: of a launcher, a watchdog or a cap."""
+PULSE_NS = 1 * SECOND_NS
+"""A process that gives no pulse any more has been gone for up to so long."""
+
+
+class Vanished:
+    """The ends of the processes of a run that could not say why."""
+
+    def __init__(self, run: Run, lives: Mapping[int, Life], blocked_since: Mapping[int, int]) -> None:
+        self._blocked_since = blocked_since
+        self._last_seen = LastSeen(run)
+        self._failures = {rank: life.failed_ns for rank, life in lives.items() if life.failed_ns is not None}
+        self._said = {rank: lives[rank].failure or "" for rank in self._failures}
+        self.first_timeout_ns = min(self._saying(TIMEOUT).values(), default=None)
+        """When the first rank gave up waiting."""
+        self._failure_times = sorted(self._failures.values())
+        self._broken = self._saying(CONNECTION)
+        self._newest_ns = max((life.last_ns for life in lives.values()), default=0)
+        self._long_blocked: dict[End, list[int]] = {}
+        for life in sorted(lives.values(), key=lambda life: life.last_ns):
+            if self._had_long_been_blocked(life):
+                self._long_blocked.setdefault(life.end, []).append(life.last_ns)
+
+    def ended(self, life: Life) -> Death | None:
+        """Return the death of a process that could not say why."""
+        if self._had_long_been_blocked(life):
+            return None
+        if life.end in (End.KILLED, End.FAILED):
+            return self._seen_by_launcher(life)
+        if life.end is End.ABORTED:
+            frames = tuple(user_frames(life.crash_frames))
+            return self._death(life, "aborted", life.signal or "a fatal signal", frames)
+        if life.end is End.HARD_EXIT and (life.code or self._failed_after(life)):
+            return self._death(life, "exited", f"os._exit({life.code})")
+        if life.end in (End.SILENT, End.TORN_DOWN) and life.failed_ns is None and not self._all_were_ended(life):
+            seen_by = self._saw_it_go(life)
+            if seen_by:
+                signal = "SIGTERM" if life.end is End.TORN_DOWN else "SIGKILL"
+                return self._death(life, "killed", signal, seen_by=seen_by)
+        return None
+
+    def _saying(self, pattern: re.Pattern[str]) -> dict[int, int]:
+        """Return when the ranks failed whose failure says something."""
+        return {rank: at for rank, at in self._failures.items() if pattern.search(self._said[rank])}
+
+    def _had_long_been_blocked(self, life: Life) -> bool:
+        since_ns = self._blocked_since.get(life.rank)
+        return since_ns is not None and life.end_ns - since_ns > LONG_BLOCKED_NS
+
+    def _all_were_ended(self, life: Life) -> bool:
+        """Return whether ranks that had long been waiting ended without a word at the same moment."""
+        moments = self._long_blocked.get(life.end, [])
+        first = bisect.bisect_left(moments, life.last_ns - 2 * PULSE_NS)
+        return first < len(moments) and moments[first] <= life.last_ns + 2 * PULSE_NS
+
+    def _seen_by_launcher(self, life: Life) -> Death | None:
+        if life.failed_ns is not None:
+            return None  # it had given up a wait before
+        if life.end is End.KILLED:
+            return self._death(life, "killed", life.signal or "a signal")
+        return self._death(life, "exited", f"exit code {life.code}")
+
+    def _failed_after(self, life: Life) -> bool:
+        return any(failed_ns >= life.end_ns for failed_ns in self._failure_times[-1:])
+
+    def _death(self, life: Life, cause: str, what: str, frames: Frames = (), seen_by: tuple[int, ...] = ()) -> Death:
+        return Death(
+            ranks=(life.rank,),
+            time_ns=self._moment(life),
+            cause=cause,
+            what=what,
+            frames=frames or self._last_seen.path(life.rank),
+            step=self._last_seen.step(life.rank),
+            seen_by=seen_by,
+        )
+
+    def _moment(self, life: Life) -> int:
+        """Return when a process was gone: it could not say, but its pulse stopped and connections to it broke."""
+        if life.end is End.HARD_EXIT:
+            return life.end_ns
+        after = bisect.bisect_right(self._failure_times, life.last_ns)
+        return min([life.last_ns + PULSE_NS, *self._failure_times[after : after + 1]])
+
+    def _saw_it_go(self, life: Life) -> tuple[int, ...]:
+        """Return the ranks whose connection broke after a silent rank's last record, nobody having given up before."""
+        if self.first_timeout_ns is not None and self.first_timeout_ns <= life.last_ns:
+            return ()
+        broken = {rank: at for rank, at in self._broken.items() if at >= life.last_ns - SECOND_NS}
+        at_once = tuple(rank for rank, at in broken.items() if at - life.last_ns <= NOTICED_NS)
+        if at_once:
+            return at_once
+        # Peers that were busy notice only when they come to their next collective.
+        return tuple(broken) if self._newest_ns - life.last_ns > SILENCE_NS else ()
