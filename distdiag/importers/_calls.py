@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distdiag import events
-from distdiag.importers._dumps import Entry
+from distdiag.importers._entries import Entry
 from distdiag.importers._kinds import Kinds, Undecided
 from distdiag.importers._operations import COALESCED
 from distdiag.run.held import Rows

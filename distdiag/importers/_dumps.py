@@ -1,6 +1,7 @@
 """One file of PyTorch's flight recorder as typed values, whatever its schema, its format and its defects."""
 
 import functools
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -10,63 +11,22 @@ from typing import Annotated, Any
 
 import msgspec
 
+from distdiag.importers._entries import MAX_NUMBER, Entry, entries_of
+from distdiag.importers._numbering import counted, is_of_communicators, of_communicators
 from distdiag.importers._operations import UNFIT, writable
 from distdiag.importers._pickles import MAX_BYTES, MAX_CONTAINERS, RefusedError, read_pickle
 
-MAX_ENTRIES = 200_000
-"""A hundred times the usual ring; of more, the newest count."""
 MAX_GROUPS = 20_000
-MAX_NUMBER = 1 << 40
-MAX_TIME_NS = 1 << 62
-
-Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
-Moment = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIME_NS)]
-Name = Annotated[str, msgspec.Meta(max_length=4096)]
 MAX_RANKS = 1 << 18
 """A group that speaks of more is damaged; no job has so many."""
 Members = Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)]], msgspec.Meta(max_length=MAX_RANKS)]
 
+RANKS = ("rank", "global_rank")
+"""What says whose dump it is, where anything does."""
 SAME_MEMBERS = 256
 """Groups whose members are remembered from one dump to the next."""
-_RANKS = re.compile(r"\s*\[[\d,\s]*\]\s*")
+_RANKS = re.compile(r"\s*[\[({]?[\d,\s]*[\])}]?\s*")
 _PROGRESS = ("last_enqueued_collective", "last_started_collective", "last_completed_collective")
-
-
-class Entry(msgspec.Struct, kw_only=True, gc=False):
-    """One recorded operation. Sizes, types and frames stay as they came: they repeat, and are read once each."""
-
-    record_id: Number = 0
-    pg_id: Number | None = None
-    process_group: tuple[Name, Name] | None = None
-    """Name and description; schema 1 has only ``pg_id``."""
-    collective_seq_id: Number | None = None
-    seq_id: Number | None = None
-    """What schema 1 has in its place."""
-    p2p_seq_id: Number = 0
-    profiling_name: Name = ""
-    input_sizes: Any = None
-    output_sizes: Any = None
-    input_dtypes: Any = None
-    output_dtypes: Any = None
-    input_split_sizes: Any = None
-    output_split_sizes: Any = None
-    state: Name | None = None
-    time_created_ns: Moment | None = None
-    time_discovered_started_ns: Moment | None = None
-    time_discovered_completed_ns: Moment | None = None
-    """0 in JSON where a pickle has None."""
-    retired: bool = False
-    timeout_ms: Number | None = None
-    is_p2p: bool | None = None
-    duration_ms: float | None = None
-    thread_name: Name | None = None
-    frames: Any = None
-    """Innermost first."""
-
-    @property
-    def seq(self) -> int:
-        """Return the number of the collective."""
-        return self.collective_seq_id if self.collective_seq_id is not None else self.seq_id or 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +61,8 @@ class Dump:
     """By the number that this process gave the group."""
     entries: tuple[Entry, ...] = ()
     """Oldest first."""
+    rank: int | None = None
+    """As the file says: other writers than PyTorch's tell it."""
     unread: int = 0
     """Entries that made no sense."""
     dropped: int = 0
@@ -116,11 +78,14 @@ def read_dump(path: Path) -> Dump:
         raise RefusedError(f"it has more than {MAX_BYTES} bytes")
     pickled = not is_json(data)
     content = read_pickle(data) if pickled else _read_json(data)
-    if isinstance(content, list):  # the first versions
-        content = {"version": "0", "entries": content}
-    if not isinstance(content, dict):
-        raise RefusedError("it holds no dump")
-    entries, unread, dropped = _entries(content.get("entries"))
+    content = _dump_in(content)
+    entries, unread, dropped = entries_of(content.get("entries"))
+    if unread and not entries:
+        raise RefusedError(f"none of its {unread} entries makes sense")
+    if is_of_communicators(content.get("pg_config")):
+        entries = of_communicators(entries)
+    elif entries and not any(entry.seq is not None or entry.p2p_seq_id for entry in entries):
+        entries = counted(entries)
     return Dump(
         path=path,
         has_frames=pickled,
@@ -129,9 +94,28 @@ def read_dump(path: Path) -> Dump:
         configs=dict(_configs(content.get("pg_config"))),
         progress=dict(_progress(content.get("pg_status"))),
         entries=entries,
+        rank=next((rank for key in RANKS if (rank := _whole(content.get(key))) is not None and rank >= 0), None),
         unread=unread,
         dropped=dropped,
     )
+
+
+def _dump_in(content: Any) -> dict[Any, Any]:
+    """Return what holds the entries: a dump may be the only value of an object that somebody wrapped it in."""
+    if isinstance(content, list):  # the first versions
+        return {"version": "0", "entries": content}
+    if not isinstance(content, dict):
+        raise RefusedError("it holds no dump")
+    inner = [each for each in content.values() if isinstance(each, dict) and _is_dump(each)]
+    if len(inner) == 1 and not _is_dump(content):
+        return {**{key: value for key, value in content.items() if key in RANKS}, **inner[0]}
+    if inner and not _is_dump(content):
+        raise RefusedError(f"it holds {len(inner)} dumps: write each into a file named after its rank")
+    return content
+
+
+def _is_dump(content: Mapping[Any, Any]) -> bool:
+    return any(key in content for key in ("entries", "pg_config", "pg_status"))
 
 
 def is_json(data: bytes) -> bool:
@@ -144,27 +128,12 @@ def _read_json(data: bytes) -> Any:
         raise RefusedError(f"it holds more than {MAX_CONTAINERS} lists and objects")
     try:
         return msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        pass
+    try:
+        return json.loads(data)  # Python writes NaN, which is no JSON
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise RefusedError(f"it is no whole JSON ({error})") from error
-
-
-def _entries(raw: Any) -> tuple[tuple[Entry, ...], int, int]:
-    if not isinstance(raw, list):
-        return (), 0, 0
-    kept = raw[-MAX_ENTRIES:]
-    try:
-        return tuple(msgspec.convert(kept, list[Entry], strict=False)), 0, len(raw) - len(kept)
-    except UNFIT:
-        pass
-    entries = [entry for each in kept if (entry := _entry(each)) is not None]
-    return tuple(entries), len(kept) - len(entries), len(raw) - len(kept)
-
-
-def _entry(raw: Any) -> Entry | None:
-    try:
-        return msgspec.convert(raw, Entry, strict=False)
-    except UNFIT:
-        return None
 
 
 def _configs(raw: Any) -> Iterator[tuple[str, Config]]:

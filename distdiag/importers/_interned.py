@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
-from distdiag.importers._dumps import Entry
+from distdiag.importers._entries import Entry
 from distdiag.importers._operations import Tensors, tensors, writable
 from distdiag.importers._pickles import RefusedError
 from distdiag.run.crashes import user_frames

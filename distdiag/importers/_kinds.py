@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from distdiag.importers._dumps import Entry
+from distdiag.importers._entries import Entry
 from distdiag.importers._interned import Sites, Sizes, flat, numbers_in, plain
 from distdiag.importers._operations import Operation, Tensors, operation, together, writable
 from distdiag.importers._pickles import RefusedError

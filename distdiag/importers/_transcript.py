@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from distdiag.importers._calls import calls_of
-from distdiag.importers._dumps import Dump, Entry
+from distdiag.importers._dumps import Dump
+from distdiag.importers._entries import Entry
 from distdiag.importers._kinds import Drafted, GroupFacts, Kinds
 from distdiag.run.held import Rows
 

@@ -1,15 +1,17 @@
 """Dumps of PyTorch's flight recorder: pickles and JSON, of any schema and backend, one file for each rank."""
 
+import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from distdiag import events
+from distdiag.importers._attempts import attempts_of
 from distdiag.importers._contract import Imported
 from distdiag.importers._dumps import is_json, read_dump
 from distdiag.importers._operations import device_of
 from distdiag.importers._pickles import RefusedError
-from distdiag.importers._ranks import attempt_in_path, rank_of
+from distdiag.importers._ranks import attempt_in_path, rank_of, ranks_in_names
 from distdiag.importers._roster import Roster
 from distdiag.importers._sharing import Shared
 from distdiag.importers._transcript import Transcript, transcribed
@@ -31,7 +33,7 @@ def recognises(path: Path, head: bytes) -> bool:
 
 def read(files: Sequence[Path]) -> Iterator[Imported]:
     """Begin to read dumps, and return what yields the ranks that they tell of, attempt by attempt."""
-    return _ranks(files, Shared(_transcript, files))
+    return _ranks(files, Shared(functools.partial(_transcript, ranks_in_names(files)), files))
 
 
 def _ranks(files: Sequence[Path], shared: Shared[Transcript | str]) -> Iterator[Imported]:
@@ -43,7 +45,12 @@ def _ranks(files: Sequence[Path], shared: Shared[Transcript | str]) -> Iterator[
             continue
         transcripts.append((attempt_in_path(file, root), transcript))
         yield from _defects(transcript)
-    for attempt, of_attempt in sorted(_attempts(transcripts).items()):
+    attempts = attempts_of(transcripts)
+    known = {transcript.rank for of_attempt in attempts.values() for transcript in of_attempt}
+    if older := {transcript.rank for _, transcript in transcripts} - known:
+        whose = f"rank{'s' if len(older) > 1 else ''} {events.folded(sorted(older))}"
+        yield _note(f"the dumps of {whose} are older than those of the others, and are not read")
+    for attempt, of_attempt in sorted(attempts.items()):
         roster = Roster(of_attempt)
         for transcript in sorted(of_attempt, key=lambda each: each.rank):
             yield Imported(
@@ -59,11 +66,12 @@ def _ranks(files: Sequence[Path], shared: Shared[Transcript | str]) -> Iterator[
         )
 
 
-def _transcript(file: Path) -> Transcript | str:
+def _transcript(named: Mapping[Path, int], file: Path) -> Transcript | str:
     """Return what a dump tells, or why it cannot be read."""
     try:
         dump = read_dump(file)
-        rank = rank_of(file, (config.ranks for config in dump.configs.values()))
+        told = dump.rank if dump.rank is not None else named.get(file)
+        rank = rank_of(told, (config.ranks for config in dump.configs.values()))
         if rank is None:
             return "neither its name nor its groups tell the rank"
         return transcribed(dump, rank, file.stat().st_mtime_ns)
@@ -102,41 +110,6 @@ def _defects(transcript: Transcript) -> Iterator[Imported]:
 
 def _note(text: str) -> Imported:
     return Imported(rank=None, attempt=0, events=(), notes=(text,))
-
-
-# ---- attempts ---------------------------------------------------------------------------------------------------
-def _attempts(transcripts: Sequence[tuple[int | None, Transcript]]) -> Mapping[int, list[Transcript]]:
-    """Return the transcripts by attempt: as paths tell, else the dumps of one rank in the order of time.
-
-    A pickle and a JSON file of one dump are one; the pickle has the call sites.
-    """
-    by_rank: dict[int, list[tuple[int | None, Transcript]]] = {}
-    for attempt, transcript in transcripts:
-        by_rank.setdefault(transcript.rank, []).append((attempt, transcript))
-    attempts: dict[int, list[Transcript]] = {}
-    for of_rank in by_rank.values():
-        for position, (attempt, transcript) in enumerate(_without_twins(of_rank)):
-            attempts.setdefault(position if attempt is None else attempt, []).append(transcript)
-    return attempts
-
-
-def _without_twins(of_rank: Iterable[tuple[int | None, Transcript]]) -> list[tuple[int | None, Transcript]]:
-    kept: dict[object, tuple[int | None, Transcript]] = {}
-    ordered = sorted(
-        of_rank,
-        key=lambda each: (each[1].first_ns, each[1].last_ns, not each[1].dump.has_frames, str(each[1].dump.path)),
-    )
-    for attempt, transcript in ordered:
-        alike = attempt, transcript.first_ns, transcript.first_record
-        known = kept.get(alike)
-        # Of two dumps that begin alike one was made later, or is the other in another format.
-        if known is None or _told_by(transcript) > _told_by(known[1]):
-            kept[alike] = attempt, transcript
-    return list(kept.values())
-
-
-def _told_by(transcript: Transcript) -> tuple[bool, int]:
-    return transcript.dump.has_frames, transcript.entries
 
 
 def _common_folder(files: Sequence[Path]) -> Path:
