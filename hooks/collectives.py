@@ -16,19 +16,20 @@ from distdiag.errors import guarded
 from distdiag.hooks._patch import Undo, when_imported
 from distdiag.hooks.groups import learn_group
 from distdiag.recorder import Flight, GroupState, Interned, Recorder
+from distdiag.reductions import READ_AT_FIRST, READ_EACH
 
 MAX_SIGNATURES_PER_SITE = 512
 """A site whose shapes change with every call would otherwise fill memory."""
 BLOCKING = "monitored_barrier"
 """It returns no work, because it returns only when it ended."""
-PROOFS = 4
+PROOFS = READ_AT_FIRST - 1
 """First calls of a signature whose kind of reduction is compared with that of the first, at the least."""
 PROVEN_STEPS = 2
 """And all in this many steps: a loop over metrics reduces many in one line, most of them by sums."""
 MOST_PROOFS = 256
 """A job whose steps nobody sees has no second one."""
-SELDOM = 0xFF
-"""And every 256th call of the process."""
+SELDOM = READ_EACH - 1
+"""And each call after one whose number has none of these bits."""
 VARIES = -1
 FNV_PRIME = 16777619
 MASK_32 = 0xFFFFFFFF
@@ -234,7 +235,7 @@ def _settled(
     """Return the signature that a call really has, given the one that was found without its kind of reduction.
 
     To ask for the kind takes 2.4 us, so it is asked in the first steps of a signature, and seldom after them; where
-    several kinds were seen, at each call. ``analyzers/investigation/reductions`` knows what that proves.
+    several kinds were seen, at each call. ``distdiag/reductions`` says what others may take for read.
     """
     if known is None:
         return _intern(recorder, operator, args, site, state, key)

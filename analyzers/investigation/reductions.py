@@ -1,7 +1,7 @@
 """Reductions by kind: sums, maxima and so on. Nothing fails where members combine by different ones.
 
-A recorder does not read the kind of every reduction, which would cost each a quarter more. What it took over from an
-earlier call of the same line proves nothing, and nobody is accused on it.
+A recorder does not read the kind of every reduction (``distdiag/reductions`` says of which it does). What it took over
+from an earlier call of the same line proves nothing, and nobody is accused on it.
 """
 
 import zlib
@@ -13,8 +13,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from distdiag.analyzers.investigation.issued import Issued, issued, settled_ns
-from distdiag.analyzers.investigation.rows import records
+from distdiag.analyzers.investigation.rows import by_rank, records
 from distdiag.analyzers.investigation.sources import recorded
+from distdiag.reductions import READ_AT_FIRST, READ_EACH
 from distdiag.run import Run
 
 Booleans = npt.NDArray[np.bool_]
@@ -22,10 +23,7 @@ Integers = npt.NDArray[np.int64]
 
 OPERATION_BITS = 8
 """There are ten kinds of reductions."""
-READ_AT_FIRST = 5
-"""The kind of so many first calls of a signature is always read."""
-READ_EACH = 256
-"""And that of each call whose number in its process is one more than a multiple of this."""
+NEVER = np.iinfo(np.int64).max
 _LINE = ["rank", "group_key", "path", "agree", "shapes", "module", "thread"]
 """What a recorder tells signatures apart by, as far as the kind is not known."""
 
@@ -73,12 +71,19 @@ def _proven(run: Run, calls: pd.DataFrame) -> Booleans:
     ordinal = firsts.groupby(["line", "kind"]).cumcount().to_numpy()
     begun = firsts.groupby(["line", "kind"])["number"].min().reset_index().sort_values(["line", "number"])
     second = begun[begun.groupby("line").cumcount() == 1].set_index("line")["number"]
-    varied = number >= second.reindex(line, fill_value=np.iinfo(np.int64).max).to_numpy()
-    oldest = run.calls.groupby("rank")["call"].min()
-    whole = calls["rank"].map(oldest).to_numpy() == 1
+    varied = number >= second.reindex(line, fill_value=NEVER).to_numpy()
+    whole = number < calls["rank"].map(_first_holes(run, calls["rank"].unique())).to_numpy()
     foreign = ~calls["rank"].isin(recorded(run)).to_numpy()
     read: Booleans = foreign | varied | (number % READ_EACH == 1) | (whole & (ordinal < READ_AT_FIRST))
     return read
+
+
+def _first_holes(run: Run, ranks: Integers) -> dict[int, int]:
+    """Return by rank the number of the first call before which its log has lost one."""
+    calls = run.calls.loc[run.calls["rank"].isin(ranks), ["rank", "call"]].sort_values(["rank", "call"])
+    behind = calls[calls["call"] != calls.groupby("rank").cumcount() + 1]
+    holes = by_rank(behind.groupby("rank")["call"].min())
+    return {int(rank): int(holes.get(int(rank), NEVER)) for rank in ranks}
 
 
 def told_apart(calls: pd.DataFrame, several: pd.DataFrame) -> Integers:

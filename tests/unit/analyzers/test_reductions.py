@@ -100,6 +100,21 @@ def test_a_kind_that_ranks_read_at_different_calls_accuses_nobody(tmp_path: Path
     assert verdict(logs, tmp_path).name == "healthy"
 
 
+def test_first_calls_behind_a_hole_in_a_log_are_not_taken_for_read(tmp_path: Path) -> None:
+    """All ask for the maximum from call 100 on; rank 0 is the first whose recorder reads that."""
+    logs = Logs(world_size=4)
+    for rank in logs:
+        rank.group("1", [rank.rank])
+        if rank.rank == 0:
+            rank.call("barrier", METRICS, group="1", shape=None, dtype=None)
+        for _ in range(READ - 1):
+            reduce(rank, "MAX" if rank.calls + 1 >= READ else "SUM")
+        rank.exit()
+    logs[2].records = [record for record in logs[2].records if getattr(record, "call", 1) not in range(2, READ - 4)]
+
+    assert verdict(logs, tmp_path).name == "healthy"
+
+
 def test_a_kind_that_was_read_on_all_ranks_accuses_the_odd_one(tmp_path: Path) -> None:
     logs = Logs(world_size=4)
     for rank in logs:
