@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from distdiag import events
 from distdiag.live.links import Links
+from distdiag.live.reductions import ReadReductions
 from distdiag.live.replicas import LiveReplicas
 
 HEADS_KEPT = 4096
@@ -23,17 +24,21 @@ class Side(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parting:
-    """The first call of a group at which the chain hashes of its members differ."""
+    """The first call of a group that its members did not issue alike."""
 
     seq: int
     sides: tuple[Side, ...]
     """The larger first."""
+    evidence: str
+    """What says so."""
+    most_of: int = 0
+    """Of how many ranks the larger side has to be most for the others to differ from most."""
 
     @property
     def minority(self) -> tuple[int, ...]:
         """Return the ranks that differ from most; none where it is a tie."""
         first, *others = self.sides
-        if any(len(other.ranks) == len(first.ranks) for other in others):
+        if any(len(other.ranks) == len(first.ranks) for other in others) or 2 * len(first.ranks) <= self.most_of:
             return ()
         return tuple(sorted(rank for other in others for rank in other.ranks))
 
@@ -51,9 +56,10 @@ class GroupState:
 
     Chain hashes that are equal at a number say that all calls before it agreed, so the first number at which
     they differ is where the members parted. Only ranks whose recording began at the same number are compared.
+    Kinds of reductions, which are not all read and no part of the chains, are compared number by number.
     """
 
-    __slots__ = ("_heads", "_parted_at", "description", "members", "name", "newest", "start", "unlike")
+    __slots__ = ("_heads", "_parted_at", "_reductions", "description", "members", "name", "newest", "start", "unlike")
 
     def __init__(self, group: events.Group, members: tuple[int, ...]) -> None:
         self.name = group.group
@@ -65,16 +71,19 @@ class GroupState:
         """Ranks whose chains cannot be compared."""
         self._heads: OrderedDict[int, _Head] = OrderedDict()
         self._parted_at = 0
+        self._reductions = ReadReductions(len(members))
 
     @property
     def label(self) -> str:
         """Return the name that people know."""
         return self.description if self.description not in ("", "undefined") else self.name
 
-    def note(self, rank: int, seq: int, chain: int, signature: events.Signature) -> None:
-        """Take a rank's call into account."""
+    def note(self, rank: int, seq: int, chain: int, signature: events.Signature, kind: str | None = None) -> None:
+        """Take a rank's call into account; ``kind`` is that of its reduction, if it was read."""
         if seq > self.newest:
             self.newest = seq
+        if kind is not None and rank not in self.unlike:
+            self._reductions.note(rank, seq, kind, signature)
         if self._parted_at:
             if seq != self._parted_at:
                 return
@@ -97,10 +106,24 @@ class GroupState:
         """Return where the members parted, None as long as their calls agree."""
         head = self._heads.get(self._parted_at) if self._parted_at else None
         if head is None:
-            return None
+            return self._mixed()
         known = [(head.signature, head.ranks), *head.others.values()]
         sides = [Side(_in_words(signature), tuple(sorted(ranks))) for signature, ranks in known]
-        return Parting(seq=self._parted_at, sides=tuple(sorted(sides, key=lambda side: (-len(side.ranks), side.ranks))))
+        evidence = f"their chain hashes agreed up to call {self._parted_at - 1}"
+        return self._mixed() or Parting(seq=self._parted_at, sides=_largest_first(sides), evidence=evidence)
+
+    def _mixed(self) -> Parting | None:
+        """Return the first reduction that members asked for in several kinds, if it came before their calls parted."""
+        seq, kinds = self._reductions.mixed_at, self._reductions.mixed()
+        if not seq or 0 < self._parted_at <= seq:
+            return None
+        sides = [Side(f"{_in_words(first)} by {kind}", tuple(sorted(ranks))) for kind, (first, ranks) in kinds.items()]
+        evidence = "their calls agree in all but the kind of the reduction, which no backend compares"
+        return Parting(seq=seq, sides=_largest_first(sides), evidence=evidence, most_of=len(self.members))
+
+
+def _largest_first(sides: list[Side]) -> tuple[Side, ...]:
+    return tuple(sorted(sides, key=lambda side: (-len(side.ranks), side.ranks)))
 
 
 def _in_words(signature: events.Signature) -> str:

@@ -57,6 +57,8 @@ def _take_links(state: RankState, pulse: events.Pulse, moved: bool) -> None:
 
 
 def _take_call(state: RankState, call: events.Call) -> None:
+    if call.call != (state.last_call.call if state.last_call is not None else 0) + 1:
+        state.kinds.miss()
     state.last_call = call
     state.step = call.step
     if call.start_ns > state.progress_ns:
@@ -75,12 +77,13 @@ def _take_call(state: RankState, call: events.Call) -> None:
 
 def _count(state: RankState, call: events.Call, signature: events.Signature) -> None:
     """Note how far the rank is in the call's group."""
+    kind = state.kinds.read(call.call, signature)
     if signature.p2p or call.captured or not call.seq:
         return
     state.sequences[signature.group] = call.seq
     group = state.groups.of(state.rank, signature.group)
     if group is not None:
-        group.note(state.rank, call.seq, call.chain, signature)
+        group.note(state.rank, call.seq, call.chain, signature, kind)
 
 
 def _take_done(state: RankState, done: events.Done) -> None:
@@ -236,6 +239,8 @@ def _take_path(state: RankState, path: events.Path) -> None:
 
 
 def _take_signature(state: RankState, signature: events.Signature) -> None:
+    if signature.signature in state.signatures:
+        return  # each segment repeats it, behind a call that is counted already
     state.signatures[signature.signature] = signature
     for call in state.open_calls.values():
         if call.signature == signature.signature:  # the first call of a kind stands before it

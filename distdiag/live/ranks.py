@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from distdiag import events
 from distdiag.live.groups import Groups, GroupState
+from distdiag.live.reductions import KindsRead
 
 INFERRED_PHASES = frozenset({"", "data", "forward", "backward", "optimizer"})
 """Phases that recording infers; any other name is one that the user gave."""
@@ -58,8 +59,8 @@ class RankState:
     __slots__ = (
         "activity", "activity_since_ns", "arrived", "attempt", "batch_since_ns", "busy_ns", "busy_until_ns", "cpu_at",
         "cpu_share", "died", "ended", "facts", "failed_call", "found_left", "groups", "header", "held_since_ns",
-        "last_call", "last_ns", "limit_seconds", "longest_ns", "memory", "open_calls", "path", "paths", "phase",
-        "phases", "progress_ns", "pulse_calls", "raised", "rank", "sequences", "signatures", "spent", "stack",
+        "kinds", "last_call", "last_ns", "limit_seconds", "longest_ns", "memory", "open_calls", "path", "paths",
+        "phase", "phases", "progress_ns", "pulse_calls", "raised", "rank", "sequences", "signatures", "spent", "stack",
         "started", "step", "steps", "steps_seen", "tokens", "waiting",
     )  # fmt: skip
 
@@ -93,6 +94,7 @@ class RankState:
         self.batch_since_ns: int | None = None
         self.paths: dict[int, list[str]] = {}
         self.signatures: dict[int, events.Signature] = {}
+        self.kinds = KindsRead()
         self.open_calls: dict[int, events.Call] = {}
         self.held_since_ns: int | None = None
         """Since when the newest call may hold it up; None where that has ended."""

@@ -5,12 +5,13 @@ from collections import deque
 from dataclasses import dataclass
 
 from distdiag import events
+from distdiag.events import BY_HAND
 from distdiag.replicas import Check, Disagreement, compared
 
 STEPS_KEPT = 64
 """Steps of which the checks of some members are still to come."""
-COMPARED = "DistributedDataParallel"
-"""The wrapper whose members hold whole replicas; others shard them."""
+COMPARED = frozenset({"DistributedDataParallel", BY_HAND})
+"""Whose members hold whole replicas; other wrappers shard them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,8 @@ class Desync:
     members: tuple[int, ...]
     names: tuple[str, ...]
     """Of the parameters, in order."""
+    by_hand: bool
+    """Whether the script averages the gradients by itself."""
     step: int
     """The first in which they were seen to differ."""
     equal_step: int | None
@@ -29,32 +32,52 @@ class Desync:
 
 
 class _Replicas:
-    """The replicas of one wrapper."""
+    """The replicas of one wrapper, or those whose gradients the script averages by itself."""
 
-    def __init__(self, wrapper: int, members: tuple[int, ...], names: tuple[str, ...]) -> None:
-        self.wrapper, self.members, self.names = wrapper, members, names
+    def __init__(self, wrapper: int, members: tuple[int, ...], *, by_hand: bool) -> None:
+        self.wrapper, self.members, self.by_hand = wrapper, members, by_hand
         self.desync: Desync | None = None
+        self._names: tuple[str, ...] | None = None
+        self._named_alike = True
         self._checks: dict[int, dict[int, Check]] = {}
+        self._gradients: dict[int, set[int | None]] = {}
+        """Checksums of the averaged gradients, by step: those of replicas are the same."""
         self._equal_steps: deque[int] = deque(maxlen=STEPS_KEPT)
+
+    def learn(self, names: tuple[str, ...]) -> None:
+        """Take the names of one member's parameters."""
+        self._names = names if self._names is None else self._names
+        self._named_alike &= names == self._names
 
     def told(self) -> Desync | None:
         """Return how they are not equal, with what was known before: logs of ranks are read one after the other."""
-        if self.desync is None:
+        if self.desync is None or (self.by_hand and not self._named_alike):
             return None
         before = max((step for step in self._equal_steps if step < self.desync.step), default=None)
         return dataclasses.replace(self.desync, equal_step=before)
 
-    def note(self, rank: int, step: int, check: Check) -> None:
+    def note(self, rank: int, step: int, check: Check, gradients: int | None) -> None:
         """Take the check of one member."""
         checks = self._checks.setdefault(step, {})
         checks[rank] = check
         whole = len(checks) == len(self.members)
+        averaged = self._gradients.setdefault(step, set())
+        averaged.add(gradients)
+        # Those of a script's own are meant to be equal where the gradients of all are known, and are.
+        if not self.by_hand or (whole and len(averaged) == 1 and None not in averaged):
+            self._compare(step, checks, whole=whole)
+        if whole or len(self._checks) > STEPS_KEPT:
+            done = step if whole else next(iter(self._checks))
+            del self._checks[done], self._gradients[done]
+
+    def _compare(self, step: int, checks: dict[int, Check], *, whole: bool) -> None:
         found = compared(checks, len(self.members))
         if found is not None and (self.desync is None or step <= self.desync.step):
             self.desync = Desync(
                 wrapper=self.wrapper,
                 members=self.members,
-                names=self.names,
+                names=self._names or (),
+                by_hand=self.by_hand,
                 step=step,
                 equal_step=None,
                 found=found,
@@ -63,10 +86,6 @@ class _Replicas:
             self._equal_steps.append(step)
             if self.desync is not None and step > self.desync.step:
                 self.desync = None
-        if whole:
-            del self._checks[step]
-        elif len(self._checks) > STEPS_KEPT:
-            del self._checks[next(iter(self._checks))]
 
 
 class LiveReplicas:
@@ -81,12 +100,13 @@ class LiveReplicas:
 
     def learn(self, rank: int, record: events.Wrapper, members: tuple[int, ...]) -> None:
         """Take a member's record of a wrapper."""
-        if record.name != COMPARED or len(members) < 2:
+        if record.name not in COMPARED or len(members) < 2:
             return
         key = record.wrapper, record.group, members
         known = self._all.get(key)
         if known is None:
-            known = self._all[key] = _Replicas(record.wrapper, members, tuple(record.parameters))
+            known = self._all[key] = _Replicas(record.wrapper, members, by_hand=record.name == BY_HAND)
+        known.learn(tuple(record.parameters))
         self._of[rank, record.wrapper] = known
 
     def note(self, rank: int, record: events.Numerics) -> None:
@@ -95,7 +115,7 @@ class LiveReplicas:
             self._spoiled[rank] = min(record.step, self._spoiled.get(rank, record.step))
         replicas = self._of.get((rank, record.wrapper or 0))
         if replicas is not None and record.checksum is not None:
-            replicas.note(rank, record.step, Check(record.checksum, record.digests))
+            replicas.note(rank, record.step, Check(record.checksum, record.digests), record.gradients)
 
     def desyncs(self) -> list[Desync]:
         """Return what is not equal and was before anything was not finite, the earliest first."""

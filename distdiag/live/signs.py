@@ -37,7 +37,7 @@ def divergences(job: Job) -> Iterator[Condition]:
             incident=f"divergence {group.name} {parting.seq}",
             summary=f"call {parting.seq} of group {group.label} is not the same on all ranks: " + ", ".join(sides),
             ranks=parting.minority,
-            evidence=(f"their chain hashes agreed up to call {parting.seq - 1}",),
+            evidence=(parting.evidence,),
         )
 
 
@@ -70,7 +70,8 @@ def replica_desyncs(job: Job) -> Iterator[Condition]:
         others = [rank for rank in found.checksums if rank not in found.odd]
         who = f"the model on {named(found.odd)} differs from that on {named(others)}"
         if not found.odd:
-            who = f"the models on {named(found.checksums)}, which should be equal, differ"
+            why = "whose gradients the script averages by itself" if desync.by_hand else "which should be equal"
+            who = f"the models on {named(found.checksums)}, {why}, differ"
         what = f"{len(found.differing)} of {found.parameters} parameters, first {name_of(desync.names, found)}"
         before = "when first compared" if desync.equal_step is None else f"all were equal in step {desync.equal_step}"
         sums = ", ".join(f"rank {rank} {value:08x}" for rank, value in sorted(found.checksums.items())[:MOST_SUMS])

@@ -10,10 +10,8 @@ import contextlib
 import os
 from pathlib import Path
 
-from distdiag.analyzers import diagnose
-from distdiag.run import load
 from tests.benchmarks.repetition import Answer, Repetition, add_options, directory_of
-from tests.faults.runs import Fault, Outcome, run_ranks
+from tests.faults.runs import Fault, outcome_of, run_ranks
 from tests.faults.slow_kinds import ABSTAINED, ALL, RIGHT, WRONG, judged
 from tests.nursery import Nursery
 
@@ -41,7 +39,7 @@ def main() -> None:
 
 def _judged(fault: Fault, place: Path, nursery: Nursery) -> Answer:
     codes = run_ranks(fault, place, nursery)
-    return Answer(*judged(fault, Outcome(codes=codes, report=diagnose(load(place / "logs")))))
+    return Answer(*judged(fault, outcome_of(codes, place / "logs")))
 
 
 if __name__ == "__main__":

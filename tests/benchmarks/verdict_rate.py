@@ -11,11 +11,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from distdiag.analyzers import diagnose
-from distdiag.run import load
 from tests.benchmarks.repetition import RIGHT, Answer, Repetition, Result, add_options, directory_of, tell
 from tests.faults.matrix import MATRIX, SHARED, VERDICTS
-from tests.faults.runs import Fault, Outcome, complaints_of, run_ranks
+from tests.faults.runs import Fault, complaints_of, outcome_of, run_ranks
 from tests.nursery import Nursery
 
 WRONG = "wrong"
@@ -50,7 +48,7 @@ def main() -> None:
 
 def _judged(fault: Fault, place: Path, nursery: Nursery) -> Answer:
     codes = run_ranks(fault, place, nursery)
-    complaints = complaints_of(fault, Outcome(codes=codes, report=diagnose(load(place / "logs"))))
+    complaints = complaints_of(fault, outcome_of(codes, place / "logs"))
     return Answer(WRONG, "; ".join(complaints)) if complaints else Answer(RIGHT)
 
 

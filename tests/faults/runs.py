@@ -13,6 +13,8 @@ import pytest
 
 from distdiag.analyzers import diagnose
 from distdiag.findings import Report
+from distdiag.live.alarms import Condition, Kind
+from distdiag.live.watch import Watch
 from distdiag.run import load
 from tests.nursery import Nursery, Order, Rank, shared_nursery
 from tests.ranks import free_port, launcher_variables, surroundings
@@ -22,6 +24,8 @@ CAP_SECONDS = 45.0
 """Ranks that hang are killed then, as a cluster would; far more than starting them takes on a busy machine."""
 SETTLED_SECONDS = 6.0
 """Once most ranks of a program have ended, those that hang are given so long to be seen as hanging."""
+SEEN_TWICE_SECONDS = 5.0
+"""Longer than any alarm of what is not the same has to be seen before it is raised."""
 
 HEALTHY_TIMEOUT = "30"
 """Seconds. Nobody hangs there, and ranks that import much once they have met (pipelining, its compiler: up to 9 s on a
@@ -60,6 +64,8 @@ class Outcome:
 
     codes: tuple[int, ...]
     report: Report
+    partings: tuple[Condition, ...]
+    """What a watch says of calls and replicas that are not the same on all ranks."""
 
 
 class Runs:
@@ -75,12 +81,26 @@ class Runs:
 
     def outcome(self, fault: Fault) -> Outcome:
         """Wait for a program and return its outcome."""
-        codes = self._codes[fault.name].result()
-        return Outcome(codes=codes, report=diagnose(load(self._directory / fault.name / "logs")))
+        return outcome_of(self._codes[fault.name].result(), self._directory / fault.name / "logs")
 
     def close(self) -> None:
         """Start nothing more."""
         self._pool.shutdown(cancel_futures=True)
+
+
+def outcome_of(codes: tuple[int, ...], logs: Path) -> Outcome:
+    """Return what the logs of a program say that ended with these exit codes."""
+    return Outcome(codes=codes, report=diagnose(load(logs)), partings=partings_in(logs))
+
+
+def partings_in(logs: Path) -> tuple[Condition, ...]:
+    """Return what a watch that looks at logs as soon as their job has ended says of what should be the same."""
+    watch = Watch(logs, explain=False)
+    wall_ns = max(file.stat().st_mtime_ns for file in logs.glob("*.jsonl"))
+    for seconds in (0.0, SEEN_TWICE_SECONDS):
+        watch.look(seconds, wall_ns + round(seconds * 1e9))
+    alarms = watch.alarms.active.values()
+    return tuple(each.condition for each in alarms if each.kind in (Kind.DIVERGENCE, Kind.REPLICA_DESYNC))
 
 
 def selected(faults: Iterable[Fault], items: Sequence[pytest.Item]) -> list[Fault]:

@@ -43,6 +43,7 @@ SILENT: Mapping[Fault, int] = dict(
         _fault("leak", "host-memory-growth", -1, 1, ranks=2),
     )
 )
+APART = tuple(fault for fault in SILENT if fault.verdicts == ("replica-desync",))
 CONTROLS = tuple(
     Fault(name=name, worker=FAULTS / "trained.py", ranks=ranks, verdicts=("healthy",))
     for name, ranks in {
@@ -113,6 +114,15 @@ def test_healthy_training_is_accused_of_nothing(fault: Fault, runs: Runs) -> Non
 
     assert set(outcome.codes) == {0}
     assert serious(outcome.report) == []
+    assert outcome.partings == ()
+
+
+@pytest.mark.parametrize("fault", APART, ids=lambda fault: fault.name)
+def test_watch_tells_replicas_that_are_not_equal(fault: Fault, runs: Runs) -> None:
+    (told,) = runs.outcome(fault).partings
+
+    assert told.ranks == fault.culprits
+    assert f"since step {SILENT[fault]}: " in told.summary
 
 
 @pytest.mark.parametrize("fault", BESIDE_THE_PROJECT, ids=lambda fault: fault.name)

@@ -1,6 +1,7 @@
 """Checksums of replicas that are compared while a job runs."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,5 +119,51 @@ def test_what_need_not_be_equal_is_no_alarm(tmp_path: Path, why: str) -> None:
             log.add(events.Numerics(step=log.step - 1, time_ns=log.now_ns, nonfinite=["loss"]))
     for log in watched.logs:
         check(log, EQUAL if why == "equal" or log.rank != 1 else FLIPPED)
+
+    assert raised(watched.look_twice()) == []
+
+
+# ---- averaged by hand -----------------------------------------------------------------------------------------------
+def by_hand(tmp_path: Path, *, gradients: tuple[int | None, ...] = (5, 5, 5), names: int = 0) -> Watched:
+    """Replicas without a wrapper, of which rank 1's is another; ``names`` ranks call their parameters otherwise."""
+    watched = Watched(tmp_path, world_size=3)
+    for log in watched.logs:
+        own = [f"{name} of {log.rank}" for name in NAMES] if log.rank < names else NAMES
+        log.add(events.Wrapper(wrapper=1, name=events.BY_HAND, group=WORLD, time_ns=log.now_ns, parameters=own))
+        check(log, EQUAL, gradients=5)
+    watched.train(steps=10)
+    for log, averaged in zip(watched.logs, gradients, strict=True):
+        check(log, FLIPPED if log.rank == 1 else EQUAL, gradients=averaged)
+    return watched
+
+
+def test_replicas_averaged_by_hand_that_differ_are_told(tmp_path: Path) -> None:
+    watched = by_hand(tmp_path)
+
+    condition = alarm_of(watched).condition
+
+    (finding,) = replica_desync.analyze(load(tmp_path))
+    assert (condition.ranks, finding.culprits, finding.step) == ((1,), (1,), 10)
+    assert condition.summary == (
+        "the model on rank 1 differs from that on ranks 0,2 since step 10: "
+        "1 of 3 parameters, first block.weight; all were equal in step 0"
+    )
+
+
+@pytest.mark.parametrize(
+    "unlike", [{"gradients": (5, 6, 5)}, {"gradients": (5, None, 5)}, {"gradients": (None,) * 3}, {"names": 1}]
+)
+def test_replicas_averaged_by_hand_that_may_be_meant_to_differ_are_no_alarm(
+    tmp_path: Path, unlike: dict[str, Any]
+) -> None:
+    watched = by_hand(tmp_path, **unlike)
+
+    assert raised(watched.look_twice()) == []
+    assert list(replica_desync.analyze(load(tmp_path))) == []
+
+
+def test_replicas_averaged_by_hand_are_compared_only_where_all_were_checked(tmp_path: Path) -> None:
+    watched = by_hand(tmp_path)
+    watched.logs[2].records.pop()
 
     assert raised(watched.look_twice()) == []
