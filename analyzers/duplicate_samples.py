@@ -7,12 +7,15 @@ What it means
 How it is found
     Each rank writes ids and digests of samples of its batches, never their content. Ranks that average gradients and
     share no other work are compared epoch by epoch: batches that are equal at the same place, and samples that both
-    had. Equal ids alone are no evidence: ranks may number shares of their own. Fewer than 10 batches, loaders that
-    are not trained on, and peers of tensor, context or pipeline parallelism are left out.
+    had until one of them had a sample again: from there on it draws with replacement, or goes through its data once
+    more. Equal ids alone are no evidence: ranks may number shares of their own. Fewer than 10 batches, loaders that
+    are not trained on, and peers of tensor, context or pipeline parallelism are left out. Of a data set that is
+    iterable the batches of a loader's workers are compared as well: each of them goes through it.
 
 What to do
     Give the loader a ``DistributedSampler``, or give each rank a share of the data or a seed of its own. With
-    ``DistributedSampler`` call ``set_epoch`` in each epoch, with the same number on all ranks.
+    ``DistributedSampler`` call ``set_epoch`` in each epoch, with the same number on all ranks. Data sets that are
+    iterable divide themselves, in ``__iter__``: by rank, and by ``torch.utils.data.get_worker_info()``.
 """
 
 from collections.abc import Iterator
@@ -30,6 +33,8 @@ CODE = "DD601"
 NAME = "duplicate-samples"
 SAME_ORDER_SHARE = 0.9
 SHARED_SHARE = 0.1
+FEWEST_KEPT = 8
+"""Of all ids, that both had: of samples drawn at random two ranks share a few before one of them has one again."""
 FEWEST_SHARED = 32
 """Samplers repeat some samples so that all ranks have as many: fewer than there are ranks."""
 
@@ -37,6 +42,7 @@ FEWEST_SHARED = 32
 def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding for ranks that trained on the same samples, and one for epochs in the same order."""
     streams = training_streams(run)
+    yield from _same_workers(run, streams)
     if not sampler_splits(run):
         found = list(_overlaps(run, streams))
         if found:
@@ -58,7 +64,8 @@ def _overlaps(run: Run, streams: dict[int, list[Stream]]) -> Iterator[Overlap]:
 def _is_notable(common: Overlap, ranks: int) -> bool:
     if common.same_order >= SAME_ORDER_SHARE * common.compared:
         return True
-    return common.share >= SHARED_SHARE and common.shared >= max(FEWEST_SHARED, 2 * ranks)
+    enough = common.kept >= FEWEST_KEPT and common.shared >= max(FEWEST_SHARED, 2 * ranks)
+    return common.share >= SHARED_SHARE and enough
 
 
 def _finding(run: Run, found: list[Overlap]) -> Finding:
@@ -88,6 +95,8 @@ def _finding(run: Run, found: list[Overlap]) -> Finding:
 
 def _samplers(common: Overlap) -> str:
     a, b = (stream.loader for stream in common.streams)
+    if common.streams[0].is_iterable:
+        return "The data set is iterable and gives each rank the same: no sampler divides it."
     if a["replicas"] != a["replicas"] or a["replicas"] is None:
         return f"Their sampler is {a['sampler'] or 'none'}: it does not divide the data set between ranks."
     if a["replica"] == b["replica"]:
@@ -98,7 +107,10 @@ def _samplers(common: Overlap) -> str:
 def _evidence(common: Overlap) -> tuple[str, ...]:
     a, b = common.streams
     ids = next(iter(a.batches["ids"])) if len(a.batches) else ()
-    parts = [f"at least {common.shared} samples that both had, of {a.loader['dataset']} with {_length(a)} samples"]
+    of_data = f"of {a.loader['dataset']} with {_length(a)} samples"
+    if not common.shared:
+        return (f"{common.same_order} batches are equal, bit for bit, {of_data}",)
+    parts = [f"at least {common.shared} samples that both had, {of_data}"]
     if ids:
         parts.append(f"first batch of rank {a.rank}: samples {', '.join(map(str, ids[:8]))}")
         others = next(iter(b.batches["ids"]))
@@ -113,12 +125,53 @@ def _length(stream: Stream) -> str:
 
 def _action(common: Overlap) -> tuple[str, ...]:
     loader = common.streams[0].loader
+    if common.streams[0].is_iterable:
+        return (
+            "give each rank a part of its own in __iter__: islice(samples, rank, None, world_size), or other files",
+            "datasets of Hugging Face: datasets.distributed.split_dataset_by_node(dataset, rank, world_size)",
+        )
     if loader["replicas"] is None or loader["replicas"] != loader["replicas"]:
         return (
             "give the loader sampler=DistributedSampler(dataset), and call its set_epoch in each epoch",
             "if each rank reads files of its own, make sure that the lists of files differ",
         )
     return ("check num_replicas and rank of the sampler: each data-parallel rank needs a number of its own",)
+
+
+def _same_workers(run: Run, streams: dict[int, list[Stream]]) -> Iterator[Finding]:
+    """Say that all workers of a loader go through the whole of an iterable data set."""
+    found: dict[int, tuple[Stream, int, int]] = {}
+    for rank, mine in streams.items():
+        for stream in mine:
+            same, rounds = stream.rounds() if stream.is_iterable else (0, 0)
+            if rounds >= FEWEST_BATCHES and same >= SAME_ORDER_SHARE * rounds:
+                found[rank] = stream, same, rounds
+                break
+    if not found:
+        return
+    stream, same, rounds = found[min(found)]
+    workers, ranks = int(stream.loader["workers"]), tuple(sorted(found))
+    yield Finding(
+        code=CODE,
+        name=NAME,
+        severity=Severity.WARNING,
+        summary=(
+            f"{named(ranks)} trained {workers} times on each sample: every worker of the data loader gives the same "
+            f"batches, from step {int(stream.batches['step'].min())} on\n"
+            f"{stream.loader['dataset']} is iterable, and each of {workers} workers goes through all of it."
+        ),
+        culprits=ranks if len(ranks) < len(run.ranks) else (),
+        step=int(stream.batches["step"].min()),
+        cause="same-workers",
+        evidence=(
+            f"in {same} of {rounds} rounds all workers of rank {stream.rank} gave the same batch, bit for bit",
+            data_in_words(run),
+        ),
+        action=(
+            "divide the stream in __iter__ by torch.utils.data.get_worker_info(): islice(samples, info.id, None, "
+            "info.num_workers), beside the division by rank",
+        ),
+    )
 
 
 def _same_epochs(streams: dict[int, list[Stream]]) -> Iterator[Finding]:

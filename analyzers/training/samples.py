@@ -12,6 +12,8 @@ from distdiag.thinning import is_kept
 
 FEWEST_BATCHES = 10
 """Of fewer batches equal ones may be chance, or a rehearsal."""
+OF_ITERABLES = "_InfiniteConstantSampler"
+"""What a loader has in place of a sampler where its data set is iterable."""
 TRAINED_SHARE = 0.5
 """Loaders whose batches are mostly evaluated on are often the same on all ranks, rightly."""
 
@@ -39,13 +41,32 @@ class Stream:
         return int(self.batches["thinned"].max())
 
     def samples(self, power: int) -> set[tuple[int, int]]:
-        """Return id and digest of the samples that are kept at a power."""
-        return {
-            (sample, content)
-            for ids, contents in zip(self.batches["ids"], self.batches["contents"], strict=True)
-            for sample, content in zip(ids, contents, strict=False)
-            if is_kept(sample, power)
-        }
+        """Return id and digest of the samples that are kept at a power, until the rank has one of them again.
+
+        From there on it draws with replacement, or goes through its data once more, and so may any other rank.
+        """
+        found: set[tuple[int, int]] = set()
+        for ids, contents in zip(self.batches["ids"], self.batches["contents"], strict=True):
+            batch = [each for each in zip(ids, contents, strict=False) if is_kept(each[0], power)]
+            if not found.isdisjoint(batch):
+                break
+            found.update(batch)
+        return found
+
+    @property
+    def is_iterable(self) -> bool:
+        """Return whether the data set gives its samples by itself: no sampler chooses them."""
+        return str(self.loader["sampler"]) == OF_ITERABLES
+
+    def rounds(self) -> tuple[int, int]:
+        """Return in how many rounds all workers of the loader gave the same batch, and how many rounds there were."""
+        workers = int(self.loader["workers"])
+        fields = list(self.batches["fields"])
+        count = len(fields) // workers if workers > 1 else 0
+        if count < FEWEST_BATCHES:
+            return 0, count
+        turns = [fields[worker : count * workers : workers] for worker in range(workers)]
+        return min(_equal_places(turns[0], turn) for turn in turns[1:]), count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +78,10 @@ class Overlap:
     same_order: int
     """Batches that are equal at the same place."""
     compared: int
+    kept: int
+    """Samples that both had, of the ids that were kept."""
     shared: int
-    """Samples that both had, as many as can be told from the ids that were kept."""
+    """Samples that both had, as many as can be told from that."""
     share: float
     """Of the samples of the rank that had fewer."""
     step: int
@@ -102,6 +125,7 @@ def overlap(first: Stream, second: Stream) -> Overlap | None:
         streams=(first, second),
         same_order=_equal_places(fields[0][:compared], fields[1][:compared]),
         compared=compared,
+        kept=both,
         shared=both << power,
         share=both / fewer if fewer else 0.0,
         step=int(first.batches["step"].min()),
