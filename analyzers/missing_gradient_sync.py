@@ -6,7 +6,9 @@ What it means
 
 How it is found
     The last forward before the step ran under ``no_sync()``, or the model was called without its wrapper, and no call
-    of the step carried as many bytes as the gradients have. Where replicas are equal afterwards nothing is reported.
+    of the step carried as many bytes as the gradients have. Where replicas are equal afterwards nothing is reported,
+    unless broadcasts alone made them so, as those of an optimizer whose ranks change a share each. Nor is it where
+    ranks make some steps of their own and then average their parameters.
 
 What to do
     Under gradient accumulation leave ``no_sync()`` for the last forward and backward before ``optimizer.step()``: what
@@ -28,6 +30,10 @@ REASONS = {
     "no_sync": "The last forward before the step ran under no_sync(), so that DDP did not average",
     "bypassed": "The model was called without its DDP wrapper, and nothing else averaged the gradients",
 }
+HANDED_ON = (
+    " Each parameter is then handed to all by the rank that changed it: replicas stay equal, but learn each from the "
+    "samples of one rank."
+)
 ACTIONS = {
     "no_sync": "leave no_sync() for the last forward and backward before optimizer.step(); what counts is the forward",
     "bypassed": "call the DDP wrapper itself, not its .module, in the training loop",
@@ -50,7 +56,7 @@ def _finding(run: Run, apart: Unsynchronised) -> Finding:
         summary=(
             f"{named(apart.ranks)} stepped with gradients that no peer was asked for, in "
             f"{apart.steps} of {counted(apart.of_steps, 'step')}, first in step {apart.step}\n"
-            f"{REASONS[apart.reason]}.{_consequence(desync)}"
+            f"{REASONS[apart.reason]}.{HANDED_ON if apart.handed_on else _consequence(desync)}"
         ),
         culprits=apart.ranks if some else (),
         group=apart.group.group,
@@ -61,7 +67,10 @@ def _finding(run: Run, apart: Unsynchronised) -> Finding:
             f"{apart.group.size_bytes:,} bytes of gradients, and no call of that size on a group with all its ranks",
             data_in_words(run),
         ),
-        action=(ACTIONS[apart.reason], "do not save from this state: each rank holds another model"),
+        action=(
+            ACTIONS[apart.reason],
+            *(() if apart.handed_on else ("do not save from this state: each rank holds another model",)),
+        ),
     )
 
 
