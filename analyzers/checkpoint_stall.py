@@ -36,7 +36,7 @@ def analyze(run: Run) -> Iterator[Finding]:
         "checkpoint_ns",
         code=CODE,
         name=NAME,
-        what="a checkpoint",
+        what=lambda _: "a checkpoint",
         summary=_summary,
         cause=lambda pauses: "one-rank-writes" if pauses.ranks else "all-ranks-write",
         action=_action,

@@ -71,6 +71,7 @@ def analyze(run: Run) -> Iterator[Finding]:
             site=place[1] if place is not None else None,
             op=place[0] if place is not None else None,
             cause="every-micro-step" if micro_steps else "bandwidth",
+            lost_share=each / whole,
             evidence=(*_bandwidths(kinds), data_in_words(run)),
             action=(
                 *(

@@ -9,6 +9,9 @@ How it is found
     the same work (of its pipeline stage): at least 10 % of the step and 5 ms longer, in at least 80 % of the steps
     after the warm-up, and the others have to wait for it; without it the step has to be at least 10 % shorter.
     Waiting for a processor is no own time, and where a rank waits for one longer than it is late, nothing is said.
+    A rank that is late in some steps only, every tenth or from some moment on, is named where that costs at least
+    20 % of the job's time, in at least 5 steps, and where hardly anything is lost to any other rank.
+    Ranks that are late in the same way, those of one host, are told as one.
     The part of the step that is longer is named; where data, collections, compilations, checkpoints or the lengths of
     its sequences explain it, the finding is another one.
     From tables of operations the steps are simulated again with the slowest workers at the usual pace. Where that
@@ -26,12 +29,24 @@ What to do
 
 from collections.abc import Iterator
 
-from distdiag.analyzers._wording import seconds
+from distdiag.analyzers._wording import named, seconds, verb
 from distdiag.analyzers.investigation.paths import short
 from distdiag.analyzers.performance import accusations, traced
 from distdiag.analyzers.slowness.judged import COMPUTE, judge
 from distdiag.analyzers.slowness.laggards import Laggard
-from distdiag.analyzers.slowness.telling import confidence_of, evidence_of, gained, seen_of, waits, where
+from distdiag.analyzers.slowness.telling import (
+    alike,
+    confidence_of,
+    everyone_waits,
+    evidence_of,
+    names_of,
+    period,
+    seen_of,
+    waits,
+    where,
+    without,
+)
+from distdiag.analyzers.step_time_change import beside_changes
 from distdiag.findings import Finding, Severity
 from distdiag.run import Run
 
@@ -43,37 +58,61 @@ def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding per rank that is slower than its peers in nearly every step."""
     yield from accusations.slow_workers(run, CODE, NAME)
     yield from traced.slow_devices(run, CODE, NAME)
-    for laggard in judge(run).late_by(COMPUTE):
+    for laggards in alike(beside_changes(run, judge(run).late_by(COMPUTE))):
+        laggard, (ranks, victims) = laggards[0], names_of(laggards)
         seen = seen_of(run, laggard)
         yield Finding(
             code=CODE,
             name=NAME,
             severity=Severity.WARNING,
-            summary=f"{_pace(laggard)}\nIt loses them {where(laggard, seen)}; {waits(run, laggard)}, and "
-            f"{gained(laggard.gain_ns, laggard.step_ns)}.",
-            culprits=(laggard.rank,),
-            victims=laggard.peers,
+            summary=f"{_pace(laggard, ranks)}\n{verb(ranks, 'It loses', 'They lose')} them {where(laggard, seen)}; "
+            f"{waits(run, laggards)}, and {without(laggard, ranks)}.",
+            culprits=ranks,
+            victims=victims,
             site=seen.site if seen is not None else None,
             cause=laggard.part,
             confidence=confidence_of(run, laggard),
-            evidence=evidence_of(run, laggard),
-            action=_action(laggard, seen.site if seen is not None else None),
+            evidence=evidence_of(run, laggards),
+            action=_action(laggard, ranks, victims, seen.site if seen is not None else None),
+            lost_share=laggard.gain_ns / laggard.step_ns if laggard.step_ns else None,
         )
 
 
-def _pace(laggard: Laggard) -> str:
+def _pace(laggard: Laggard, ranks: tuple[int, ...]) -> str:
     times = f" ({laggard.own_ns / laggard.typical_ns:.1f}x)" if laggard.typical_ns > 0 else ""
+    takes = "which takes" if len(ranks) == 1 else "each of which takes"
+    their = verb(ranks, "its", "their")
     return (
-        f"everyone waits {seconds(laggard.late_by_ns)} per step for rank {laggard.rank}, which takes "
-        f"{seconds(laggard.own_ns)} of its own for a step, its peers {seconds(laggard.typical_ns)}{times}"
+        f"{everyone_waits(laggard, ranks)}, {takes} "
+        f"{seconds(laggard.own_ns)} of its own {'then' if laggard.seldom else 'for a step'}, {their} peers "
+        f"{seconds(laggard.typical_ns)}{times}"
     )
 
 
-def _action(laggard: Laggard, site: str | None) -> tuple[str, ...]:
-    look = (f"look at {short(site)}: what does rank {laggard.rank} do there that its peers do not",) if site else ()
+def _action(laggard: Laggard, ranks: tuple[int, ...], victims: tuple[int, ...], site: str | None) -> tuple[str, ...]:
+    who = named(ranks)
+    look = (
+        (
+            f"look at {short(site)}: what {verb(ranks, 'does', 'do')} {who} do there that {named(victims)} "
+            f"{verb(victims, 'does', 'do')} not",
+        )
+        if site
+        else ()
+    )
     return (
         *look,
-        f"run rank {laggard.rank} on another host: if the slowness stays behind, it is the host (clocks, other "
-        "processes on its cores)",
-        f"if it moves along, profile rank {laggard.rank} beside a peer: py-spy record --pid, or the PyTorch profiler",
+        *_now_and_then(laggard, who),
+        f"run {who} on another host: if the slowness stays behind, it is the host (clocks, other processes on its "
+        "cores)",
+        f"if it moves along, profile rank {ranks[0]} beside a peer: py-spy record --pid, or the PyTorch profiler",
     )
+
+
+def _now_and_then(laggard: Laggard, who: str) -> tuple[str, ...]:
+    """Say what to look for where a rank is late in some steps only."""
+    every = period(laggard) if laggard.seldom else None
+    if every is None:
+        return ()
+    if every == 1:
+        return (f"what began on {who} at step {laggard.late_steps[0]}: other processes, lower clocks, other data",)
+    return (f"what does {who} do once in {every} steps: a log, an evaluation, a profiler, a save",)

@@ -66,6 +66,7 @@ def analyze(run: Run) -> Iterator[Finding]:
                 "give the data loader more workers (num_workers) and let them fetch ahead (prefetch_factor)",
                 "time one sample: reading, decoding and transforming it apart",
             ),
+            lost_share=each / whole,
         )
 
 

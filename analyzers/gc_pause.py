@@ -6,8 +6,9 @@ What it means
 
 How it is found
     Each collection of a millisecond or more is recorded. Counted is what collections of at least 5 ms make a rank
-    later than the others in the same step; it has to happen to a rank three times beside the warm-up, and to cost the
-    job at least 5 % of its time.
+    later than the others in the same step, or, where all ranks collect in the same steps, what that takes; it has to
+    happen to a rank three times beside the warm-up, and to cost the job at least 5 % of its time. Collections inside a
+    compilation are the compilation's.
 
 What to do
     Call ``gc.freeze()`` after the model and the data are loaded, so that the collector leaves them alone; turn
@@ -35,15 +36,22 @@ def analyze(run: Run) -> Iterator[Finding]:
         "gc_ns",
         code=CODE,
         name=NAME,
-        what="a collection that others wait for",
+        what=lambda pauses: "a collection that others wait for" if pauses.ranks else "collections on all ranks",
         summary=_summary,
         cause=lambda _: "garbage-collection",
-        action=lambda _: (
-            "call gc.freeze() when model and data are loaded: the collector leaves them alone then",
-            "call gc.disable(), and gc.collect() every few hundred steps, on all ranks in the same step",
-        ),
+        action=_action,
     )
     yield from accusations.collections(run, CODE, NAME)
+
+
+def _action(pauses: Pauses) -> tuple[str, ...]:
+    frozen = "call gc.freeze() when model and data are loaded: the collector leaves them alone then"
+    if not pauses.ranks:
+        return (frozen, "collect less often: gc.disable(), and gc.collect() on all ranks every few hundred steps")
+    return (
+        frozen,
+        "call gc.disable(), and gc.collect() every few hundred steps, on all ranks in the same step",
+    )
 
 
 def _summary(pauses: Pauses) -> str:

@@ -13,9 +13,19 @@ What to do
 
 from collections.abc import Iterator
 
-from distdiag.analyzers._wording import seconds
+from distdiag.analyzers._wording import named, seconds, verb
 from distdiag.analyzers.slowness.judged import INPUT, judge
-from distdiag.analyzers.slowness.telling import confidence_of, evidence_of, gained, seen_of, waits
+from distdiag.analyzers.slowness.telling import (
+    alike,
+    confidence_of,
+    everyone_waits,
+    evidence_of,
+    names_of,
+    seen_of,
+    waits,
+    without,
+)
+from distdiag.analyzers.step_time_change import beside_changes
 from distdiag.findings import Finding, Severity
 from distdiag.run import Run
 
@@ -25,24 +35,28 @@ NAME = "input-straggler"
 
 def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding per rank whose data comes later than its peers'."""
-    for laggard in judge(run).late_by(INPUT):
+    for laggards in alike(beside_changes(run, judge(run).late_by(INPUT))):
+        laggard, (ranks, victims) = laggards[0], names_of(laggards)
         seen = seen_of(run, laggard)
-        rank = laggard.rank
+        whose = "whose data loader takes" if len(ranks) == 1 else "whose data loaders take"
         yield Finding(
             code=CODE,
             name=NAME,
             severity=Severity.WARNING,
-            summary=f"everyone waits {seconds(laggard.late_by_ns)} per step for rank {rank}, whose data loader takes "
-            f"{seconds(laggard.parts_ns['data'])} longer for a batch than those of its peers\n"
-            f"{waits(run, laggard).capitalize()}; {gained(laggard.gain_ns, laggard.step_ns)}.",
-            culprits=(rank,),
-            victims=laggard.peers,
+            summary=f"{everyone_waits(laggard, ranks)}, {whose} {seconds(laggard.parts_ns['data'])} longer for a batch "
+            f"than those of {verb(ranks, 'its', 'their')} peers\n"
+            f"{waits(run, laggards).capitalize()}; {without(laggard, ranks)}.",
+            culprits=ranks,
+            victims=victims,
             site=seen.site if seen is not None else None,
             cause="data",
             confidence=confidence_of(run, laggard),
-            evidence=evidence_of(run, laggard),
+            lost_share=laggard.gain_ns / laggard.step_ns if laggard.step_ns else None,
+            evidence=evidence_of(run, laggards),
             action=(
-                f"look at what rank {rank} reads: its shard's files, and the file system and cache of its host",
-                f"compare the loader's workers of rank {rank} with a peer's: their number, and whether they get cores",
+                f"look at what {named(ranks)} {verb(ranks, 'reads', 'read')}: the files of the shard, and the file "
+                "system and cache of the host",
+                f"compare the loader's workers of rank {laggard.rank} with a peer's: their number, and whether they "
+                "get cores",
             ),
         )

@@ -76,6 +76,7 @@ def _of_transfers(run: Run, pipeline: Pipeline, bubble: Bubble, moved: float) ->
         f"stand idle for {percent(bubble.measured)}, where {_called(pipeline)} has {percent(bubble.formula or 0.0)}\n"
         f"Hidden behind computing, a step of {seconds(bubble.step_ns)} would be about {percent(moved)} shorter.",
         cause="transfers",
+        lost_share=moved,
         evidence=(_shares(bubble), f"messages carry {_message_bytes(run) / (1 << 20):.1f} MiB", data_in_words(run)),
         action=(
             "post receives before the computing that they can overlap, and do not wait for sends at once",

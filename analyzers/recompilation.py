@@ -33,7 +33,7 @@ def analyze(run: Run) -> Iterator[Finding]:
         "compile_ns",
         code=CODE,
         name=NAME,
-        what="a compilation",
+        what=lambda _: "a compilation",
         summary=_summary,
         cause=lambda _: NAME,
         action=lambda _: (

@@ -127,6 +127,7 @@ def _finding(run: Run, repeated: Repeated, cost_ns: float, step_ns: float) -> Fi
         f"{told}",
         site=site,
         cause="every-micro-step",
+        lost_share=cost_ns / step_ns if step_ns else None,
         confidence=Confidence.HIGH if step_ns else Confidence.MEDIUM,
         evidence=(
             f"the same calls are made in each of {count} backwards of a step, {size} a step and rank",

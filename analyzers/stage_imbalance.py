@@ -70,4 +70,5 @@ def _recorded(run: Run, heavy: HeavyStage) -> Finding:
             + (": its loss and vocabulary projection count as layers too" if is_last else ""),
             *((f"to rule the machine out, run {named(heavy.ranks)} on another host",) if alone else ()),
         ),
+        lost_share=heavy.gain_ns / heavy.step_ns if heavy.step_ns else None,
     )

@@ -20,7 +20,7 @@ What to do
     device, errors of the network, the part of the data set that was begun, an option that changes with the step.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +33,7 @@ from distdiag.analyzers.performance.ledger import PARTS
 from distdiag.analyzers.slowness.changes import Rise, greatest_rise
 from distdiag.analyzers.slowness.grid import Grid, grid_of
 from distdiag.analyzers.slowness.judged import judge
+from distdiag.analyzers.slowness.laggards import Laggard
 from distdiag.analyzers.slowness.telling import percent
 from distdiag.findings import Confidence, Finding, Severity
 from distdiag.run import Run
@@ -90,6 +91,16 @@ def analyze(run: Run) -> Iterator[Finding]:
         return
     grown = None if "shares" in measured.unknown else _grown(grid, rise)
     yield _finding(run, grid, rise, grown, lost=rise.excess / float(series.sum()))
+
+
+def beside_changes(run: Run, laggards: Iterable[Laggard]) -> Iterator[Laggard]:
+    """Yield the laggards but those that are late since a change of the pace, which says so itself."""
+    changed: set[int] | None = None
+    for laggard in laggards:
+        if laggard.seldom and changed is None:
+            changed = {rank for finding in analyze(run) for rank in finding.culprits}
+        if not laggard.seldom or laggard.rank not in (changed or ()):
+            yield laggard
 
 
 def _without_queue(grid: Grid) -> Numbers:
@@ -159,6 +170,7 @@ def _finding(run: Run, grid: Grid, rise: Rise, grown: Grown | None, *, lost: flo
             data_in_words(run),
         ),
         action=_action(culprits, part, first),
+        lost_share=lost,
     )
 
 

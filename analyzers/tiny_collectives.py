@@ -62,6 +62,7 @@ def analyze(run: Run) -> Iterator[Finding]:
         site=place[1] if place is not None else None,
         op=place[0] if place is not None else None,
         cause="wrapping" if (kinds["module"] != "").any() else "size",
+        lost_share=spent_ns / step_ns,
         evidence=(*_largest(kinds), data_in_words(run)),
         action=(
             "wrap whole blocks instead of single layers as FSDP units"

@@ -60,6 +60,7 @@ def analyze(run: Run) -> Iterator[Finding]:
             confidence=Confidence.HIGH if imbalance.told else Confidence.MEDIUM,
             evidence=(*_evidence(imbalance), data_in_words(run)),
             action=_action(imbalance),
+            lost_share=imbalance.lost_ns / imbalance.step_ns if imbalance.step_ns else None,
         )
 
 

@@ -50,6 +50,8 @@ class Finding:
     evidence: tuple[str, ...] = ()
     action: tuple[str, ...] = ()
     """What somebody can do now, imperative, most useful first."""
+    lost_share: float | None = None
+    """Of the job's time, what it costs; None where that is not measured, or not what it is about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,8 @@ KEYS = ["rank", "step"]
 
 def pauses_of(run: Run, *, whole: bool) -> pd.DataFrame:
     """Return a row per rank and step with a pause: checkpoint_ns, gc_ns, gc_pauses, longest_gc_ns, compile_ns."""
-    collections, compiles = _records(run, "gc", whole), _records(run, "compile", whole)
+    compiles = _records(run, "compile", whole)
+    collections = _outside(_records(run, "gc", whole), compiles)
     found = [
         _checkpoints(_records(run, "phase", whole)),
         collections.groupby(KEYS)["duration_ns"].agg(gc_ns="sum", gc_pauses="count", longest_gc_ns="max"),
@@ -26,6 +27,15 @@ def pauses_of(run: Run, *, whole: bool) -> pd.DataFrame:
 def _records(run: Run, kind: str, whole: bool) -> pd.DataFrame:
     frames = {"gc": run.gc, "compile": run.compiles, "phase": run.phases}
     return run.engine.frame(run.table(kind)) if whole else frames[kind]
+
+
+def _outside(collections: pd.DataFrame, compiles: pd.DataFrame) -> pd.DataFrame:
+    """Return the collections that no compilation holds: what it leaves behind is part of its price."""
+    if collections.empty or compiles.empty:
+        return collections
+    compiled = compiles[["rank", "time_ns"]].assign(compiled_ns=compiles["time_ns"] + compiles["duration_ns"])
+    both = pd.merge_asof(collections.sort_values("time_ns"), compiled.sort_values("time_ns"), on="time_ns", by="rank")
+    return both[~(both["compiled_ns"] > both["time_ns"])].drop(columns="compiled_ns")
 
 
 def _checkpoints(phases: pd.DataFrame) -> pd.DataFrame:

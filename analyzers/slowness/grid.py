@@ -8,6 +8,7 @@ import numpy.typing as npt
 import pandas as pd
 
 Numbers = npt.NDArray[np.float64]
+Chosen = npt.NDArray[np.bool_]
 FEW_RANKS = 16
 """So many are each compared with the others alone; among more, one rank does not move the median."""
 
@@ -22,6 +23,11 @@ class Grid:
 
     def __getitem__(self, name: str) -> Numbers:
         return self.values[name]
+
+    def at(self, chosen: Chosen) -> "Grid":
+        """Return the grid of some of the steps, [steps]."""
+        values = {name: each[:, chosen] for name, each in self.values.items()}
+        return Grid(ranks=self.ranks, steps=self.steps[chosen], values=values)
 
     @property
     def step_ns(self) -> Numbers:

@@ -1,4 +1,4 @@
-"""Ranks that are slower than their peers in nearly every step, and the part of the step in which they are.
+"""Ranks that others wait for, in nearly every step or long in some, and the part of the step that makes them late.
 
 Own time is what a rank does itself: its step without what calls held it up, and without its waiting for a processor,
 which on shared cores is nobody's doing. It needs no clock but the rank's own, and an all-reduce, which makes all
@@ -12,7 +12,7 @@ import numpy as np
 
 from distdiag.analyzers.performance import Measured
 from distdiag.analyzers.performance.ledger import PARTS
-from distdiag.analyzers.slowness.grid import Grid, Numbers, of_others
+from distdiag.analyzers.slowness.grid import Chosen, Grid, Numbers, of_others
 
 ENOUGH_STEPS = 10
 """Beside the warm-up; of fewer, chance makes a rank the last one again and again."""
@@ -29,21 +29,36 @@ WORTH = 0.1
 OWN_PARTS = tuple(name for name in PARTS if name != "communication")
 MAIN_PART = 0.5
 """A part of the step that holds at least so much of the lateness is where it comes from."""
+ENOUGH_LATE_STEPS = 5
+"""Of a rank that is late now and then: fewer are hiccups, however long."""
+COSTLY = 0.2
+"""Of the job's time, lost to a rank that is late now and then: less is what a log or a save of one rank may take."""
+ALONE = 0.9
+"""Of what all ranks cost by being late now and then, for one of them to be no chance, as on a noisy machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Laggard:
-    """A rank that others wait for in nearly every step; durations are medians over steps, in nanoseconds."""
+    """A rank that others wait for; durations are medians over the steps in which it is late, in nanoseconds.
+
+    Of one that is late in nearly every step they are medians over all steps.
+    """
 
     rank: int
     peers: tuple[int, ...]
     own_ns: float
     typical_ns: float
     late_by_ns: float
-    late_steps: int
+    late_steps: tuple[int, ...]
+    """Numbers of the steps."""
     steps: int
+    seldom: bool
+    """Whether it is late in some steps only."""
+    also: tuple[int, ...]
+    """Other laggards."""
     first_step: int
     step_ns: float
+    """Of one that is late now and then the mean."""
     gain_ns: float
     """By how much a step would be shorter if this and all other laggards were as fast as their peers."""
     caused_ns: float
@@ -68,21 +83,46 @@ def laggards_in(grid: Grid, measured: Measured) -> list[Laggard]:
     own = grid["own_ns"]
     excess = own - of_others(own)
     late = excess >= np.maximum(LEAST_NS, SLOWER_BY * grid.step_ns)
+    return _lasting(grid, measured, excess, late) or _seldom(grid, measured, excess, late)
+
+
+def _lasting(grid: Grid, measured: Measured, excess: Numbers, late: Chosen) -> list[Laggard]:
+    """Return the ranks that are late in nearly every step."""
+    own = grid["own_ns"]
     # A processor that is fought over slows a rank by more than the queue for it: locks are held by who does not run.
     queued = np.median(np.nan_to_num(grid["queued_ns"]), axis=1)
     rows = [
         row
         for row in range(len(grid.ranks))
-        if late[row].mean() >= LATE_STEPS and np.median(excess[row]) >= queued[row] and _is_its_own(grid, row, excess)
+        if late[row].mean() >= LATE_STEPS
+        and np.median(excess[row]) >= queued[row]
+        and _is_its_own(grid, row, excess[row])
     ]
     gain = _gain(own, rows)
     if not rows or np.median(gain) < WORTH * np.median(grid.step_ns):
         return []
-    found = [_laggard(grid, row, excess[row], late[row], float(np.median(gain)), measured) for row in rows]
+    every = np.ones(len(grid.steps), dtype=bool)
+    found = [_laggard(grid, row, every, late[row], measured, also=rows, gain_ns=float(np.median(gain))) for row in rows]
     # Of two that come at the same moment only one is the last, so they are waited for together.
     if sum(each.caused_ns for each in found) < WAITED_FOR * max(each.late_by_ns for each in found) * len(grid.steps):
         return []
     return sorted(found, key=lambda each: (-each.late_by_ns, each.rank))
+
+
+def _seldom(grid: Grid, measured: Measured, excess: Numbers, late: Chosen) -> list[Laggard]:
+    """Return the rank that is late in some steps only, but so long that it costs much of the job's time."""
+    own = grid["own_ns"]
+    late = late & (excess >= np.nan_to_num(grid["queued_ns"]))
+    lost = np.stack([_gain(own, [row]) for row in range(len(own))]) * late
+    row, whole = int(lost.sum(axis=1).argmax()), float(grid.step_ns.sum())
+    of_row, at = float(lost[row].sum()), lost[row] > 0
+    if at.sum() < ENOUGH_LATE_STEPS or of_row < COSTLY * whole or of_row < ALONE * float(lost.sum()):
+        return []
+    found = _laggard(grid, row, at, at, measured, also=[row], gain_ns=of_row / len(at))
+    chosen = grid.at(at)
+    if found.caused_ns < WAITED_FOR * of_row or not _is_its_own(chosen, row, excess[row][at]):
+        return []
+    return [found]
 
 
 def _is_its_own(grid: Grid, row: int, excess: Numbers) -> bool:
@@ -91,22 +131,27 @@ def _is_its_own(grid: Grid, row: int, excess: Numbers) -> bool:
     if not np.isnan(grid["queued_ns"][row]).all() or np.isnan(grid["cpu_ns"]).any():
         return True
     explained = max(_difference(grid["cpu_ns"], row), _difference(grid["data_ns"], row))
-    return explained >= MAIN_PART * float(np.median(excess[row]))
+    return explained >= MAIN_PART * float(np.median(excess))
 
 
-def _laggard(grid: Grid, row: int, excess: Numbers, late: Numbers, gain_ns: float, measured: Measured) -> Laggard:
-    rank = grid.ranks[row]
+def _laggard(
+    whole: Grid, row: int, chosen: Chosen, late: Chosen, measured: Measured, *, also: list[int], gain_ns: float
+) -> Laggard:
+    """Return what is known of a laggard from the chosen steps, [steps]."""
+    rank, grid, seldom = whole.ranks[row], whole.at(chosen), not chosen.all()
     differences = {name: _difference(grid[f"{name}_ns"], row) for name in OWN_PARTS}
     return Laggard(
         rank=rank,
         peers=tuple(other for other in grid.ranks if other != rank),
         own_ns=float(np.median(grid["own_ns"][row])),
         typical_ns=float(np.median(of_others(grid["own_ns"])[row])),
-        late_by_ns=float(np.median(excess)),
-        late_steps=int(late.sum()),
-        steps=len(grid.steps),
+        late_by_ns=_difference(grid["own_ns"], row),
+        late_steps=tuple(int(step) for step in whole.steps[late]),
+        steps=len(whole.steps),
+        seldom=seldom,
+        also=tuple(whole.ranks[other] for other in also if other != row),
         first_step=int(grid.steps[0]),
-        step_ns=float(np.median(grid.step_ns)),
+        step_ns=float(whole.step_ns.mean() if seldom else np.median(grid.step_ns)),
         gain_ns=gain_ns,
         caused_ns=float(measured.ranks["caused_ns"].get(rank, 0)),
         parts_ns=differences,

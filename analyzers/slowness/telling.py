@@ -1,8 +1,9 @@
 """Sentences that slow findings share: what a step loses, who waits where, and what a rank was seen at."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 
-from distdiag.analyzers._wording import counted, named, seconds
+from distdiag.analyzers._wording import counted, named, seconds, verb
 from distdiag.analyzers.investigation.paths import short
 from distdiag.analyzers.investigation.trust import data_in_words
 from distdiag.analyzers.slowness.judged import judge
@@ -20,8 +21,14 @@ PARTS = {
     "checkpoint": "in a checkpoint",
     "other": "between the optimizer and the next forward",
 }
+ALIKE = 1.5
+"""Laggards that are late in one part of the step, none so many times as long as another, are late for one reason."""
 SURE = 0.9
 """Share of steps in which a rank is late, above which chance is out of the question."""
+REGULAR = 0.8
+"""Of the times from one late step to the next, for these to come once in so many steps."""
+MOST_TOLD = 4
+"""Of many laggards, as evidence."""
 BUSY = 0.5
 """Of a rank's own time on a processor, below which it rather waits for something than computes."""
 
@@ -54,7 +61,7 @@ def of_pauses(
     *,
     code: str,
     name: str,
-    what: str,
+    what: Callable[[Pauses], str],
     summary: Callable[[Pauses], str],
     cause: Callable[[Pauses], str],
     action: Callable[[Pauses], tuple[str, ...]],
@@ -78,13 +85,65 @@ def of_pauses(
             step=pauses.worst_step,
             cause=cause(pauses),
             evidence=(
-                f"{pauses.paused_steps} of {counted(pauses.steps, 'step')} have {what}, the longest of "
+                f"{pauses.paused_steps} of {counted(pauses.steps, 'step')} have {what(pauses)}, the longest of "
                 f"{seconds(pauses.longest_ns)}",
                 *also(pauses),
                 data_in_words(run),
             ),
             action=action(pauses),
+            lost_share=pauses.lost_ns / pauses.total_ns,
         )
+
+
+def alike(laggards: Iterable[Laggard]) -> list[tuple[Laggard, ...]]:
+    """Return the laggards that are late in the same way side by side, the latest first: the ranks of a slow host."""
+    found: list[list[Laggard]] = []
+    for laggard in laggards:
+        for others in found:
+            if others[0].part == laggard.part and others[0].late_by_ns < ALIKE * laggard.late_by_ns:
+                others.append(laggard)
+                break
+        else:
+            found.append([laggard])
+    return [tuple(each) for each in found]
+
+
+def names_of(laggards: Sequence[Laggard]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ranks of laggards that are alike, and those that wait for them."""
+    ranks = tuple(sorted(each.rank for each in laggards))
+    late = {*ranks, *laggards[0].also}
+    return ranks, tuple(rank for rank in laggards[0].peers if rank not in late)
+
+
+def everyone_waits(laggard: Laggard, ranks: Sequence[int]) -> str:
+    """Return how long others wait for ranks, and how often: ``everyone waits 50 ms per step for rank 1``."""
+    if not laggard.seldom:
+        return f"everyone waits {seconds(laggard.late_by_ns)} per step for {named(ranks)}"
+    often, rhythm = f"{len(laggard.late_steps)} of {counted(laggard.steps, 'step')}", period(laggard)
+    if rhythm == 1:
+        often += f", all from step {laggard.late_steps[0]} to {laggard.late_steps[-1]}"
+    elif rhythm is not None:
+        often += f", one in {rhythm}"
+    return f"everyone waits {seconds(laggard.late_by_ns)} for {named(ranks)} in {often}"
+
+
+def period(laggard: Laggard) -> int | None:
+    """Return after how many steps a laggard is late again, None where that differs; 1 if it is late in all since."""
+    gaps = [after - before for before, after in pairwise(laggard.late_steps)]
+    usual = max(sorted(set(gaps)), key=gaps.count)
+    least = 1.0 if usual == 1 else REGULAR
+    return usual if gaps.count(usual) >= least * len(gaps) else None
+
+
+def without(laggard: Laggard, ranks: Sequence[int]) -> str:
+    """Return what would be gained without laggards, those included that another finding names."""
+    them = "it" if len(ranks) == 1 else "them"
+    also = [rank for rank in laggard.also if rank not in ranks]
+    text = gained(laggard.gain_ns, laggard.step_ns)
+    if also:
+        text = text.replace("without it", f"without {them} and {named(also)}", 1)
+    text = text.replace("without it", f"without {them}", 1)
+    return text.replace(" instead of", " on average instead of", 1) if laggard.seldom else text
 
 
 def where(laggard: Laggard, seen: Seen | None) -> str:
@@ -98,23 +157,30 @@ def seen_of(run: Run, laggard: Laggard) -> Seen | None:
     return seen_at_work(run, laggard.rank, from_step=laggard.first_step)
 
 
-def waits(run: Run, laggard: Laggard) -> str:
-    """Return who waits for a laggard, and where: ``ranks 0,2 wait for it in all_reduce (train.py:33)``."""
-    found = waiting_at(run, laggard.peers, from_step=laggard.first_step)
+def waits(run: Run, laggards: Sequence[Laggard]) -> str:
+    """Return who waits for laggards, and where: ``ranks 0,2 wait for it in all_reduce (train.py:33)``."""
+    _, victims = names_of(laggards)
+    found = waiting_at(run, victims, from_step=laggards[0].first_step)
     place = "" if found is None else f" in {found[0]} ({short(found[1])})"
-    verb = "waits" if len(laggard.peers) == 1 else "wait"
-    return f"{named(laggard.peers)} {verb} for it{place}"
+    them = "it" if len(laggards) == 1 else "them"
+    return f"{named(victims)} {verb(victims, 'waits', 'wait')} for {them}{place}"
 
 
-def evidence_of(run: Run, laggard: Laggard) -> tuple[str, ...]:
-    """Return the numbers behind a laggard."""
+def evidence_of(run: Run, laggards: Sequence[Laggard]) -> tuple[str, ...]:
+    """Return the numbers behind laggards, each of the latest one of several."""
+    laggard = laggards[0]
+    late = (
+        f"rank {each.rank} is late in {len(each.late_steps)} of {counted(each.steps, 'step')}, "
+        f"by {seconds(each.late_by_ns)} in the middle one{' of them' if each.seldom else ''}"
+        for each in laggards[:MOST_TOLD]
+    )
     longest = sorted(laggard.parts_ns.items(), key=lambda each: (-each[1], each[0]))
     parts = ", ".join(f"{name} {seconds(excess)}" for name, excess in longest if excess >= 0.05 * laggard.late_by_ns)
     return (
-        f"rank {laggard.rank} is late in {laggard.late_steps} of {counted(laggard.steps, 'step')}, "
-        f"by {seconds(laggard.late_by_ns)} in the middle one",
+        *late,
         f"longer than its peers' by: {parts}",
-        f"the others waited {seconds(laggard.caused_ns)} for it in all",
+        f"the others waited {seconds(sum(each.caused_ns for each in laggards))} for "
+        f"{'it' if len(laggards) == 1 else 'them'} in all",
         *_processor(laggard),
         data_in_words(run),
     )
@@ -122,7 +188,7 @@ def evidence_of(run: Run, laggard: Laggard) -> tuple[str, ...]:
 
 def confidence_of(run: Run, laggard: Laggard) -> Confidence:
     """Return how sure a laggard is."""
-    doubtful = laggard.late_steps < SURE * laggard.steps or len(laggard.peers) < 2 or not run.quality.whole
+    doubtful = len(laggard.late_steps) < SURE * laggard.steps or len(laggard.peers) < 2 or not run.quality.whole
     return Confidence.MEDIUM if doubtful else Confidence.HIGH
 
 
@@ -130,7 +196,7 @@ def _processor(laggard: Laggard) -> tuple[str, ...]:
     """Tell how much of its own time the process was on a processor, where that was recorded."""
     if laggard.cpu_ns != laggard.cpu_ns or not laggard.own_ns:  # NaN: not recorded
         return ()
-    text = f"its process used {seconds(laggard.cpu_ns)} of processor time a step"
+    text = f"the process of rank {laggard.rank} used {seconds(laggard.cpu_ns)} of processor time a step"
     if laggard.cpu_ns < BUSY * laggard.own_ns:
         return (f"{text}: most of its own {seconds(laggard.own_ns)} it waits for something, or for a processor",)
     return (f"{text}, so it computes",)

@@ -53,7 +53,7 @@ def performance(run: Run, *, whole: bool = False) -> dict[str, Any]:
         "ranks": ranks,
         "groups": _groups(measured) if "shares" not in unknown else [],
         "tokens_per_second": round(sum(tokens), 1) if tokens else None,
-        "slowest": None if "shares" in unknown else _slowest(ranks),
+        "slowest": None if "shares" in unknown else _slowest(measured.ledger),
         "clock_error_seconds": None if error is None else round(error / SECOND_NS, 6),
         "covers": "newest steps" if measured.newest else "all steps",
         "efficiency": efficiency_of(run, measured),
@@ -70,7 +70,7 @@ def _ranks(measured: Measured) -> list[dict[str, Any]]:
     known = "shares" not in measured.unknown
     of_rank = measured.ledger.groupby("rank")
     columns = [f"{name}_ns" for name in (*PARTS, "step", "waiting")]
-    sums = of_rank[columns].sum().assign(steps=of_rank["step"].count(), own_ns=of_rank["own_ns"].median())
+    sums = of_rank[columns].sum().assign(steps=of_rank["step"].count(), own_ns=of_rank["own_ns"].mean())
     tokens = _tokens_per_second(measured.ledger)
     rows = sums.join(measured.ranks).reset_index().to_dict("records")
     return [_row(row, tokens.get(int(row["rank"])), known=known) for row in rows]
@@ -133,11 +133,14 @@ def _seconds(duration_ns: float) -> float:
     return round(float(duration_ns) / SECOND_NS, 6)
 
 
-def _slowest(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the rank with the longest own time, if it is notably longer than the typical one."""
-    if len(ranks) < 2 or min(row["steps"] for row in ranks) < ENOUGH_TO_COMPARE_STEPS:
+def _slowest(ledger: pd.DataFrame) -> dict[str, Any] | None:
+    """Return the rank with the longest own time in the middle step, if it is notably longer than the typical one."""
+    if ledger.empty:
         return None
-    own = {row["rank"]: float(row["own_step_seconds"]) for row in ranks}
+    of_rank = ledger.groupby("rank")["own_ns"]
+    if len(of_rank) < 2 or int(of_rank.count().min()) < ENOUGH_TO_COMPARE_STEPS:
+        return None
+    own = {int(str(rank)): _seconds(middle) for rank, middle in of_rank.median().items()}
     rank = max(own, key=lambda each: (own[each], -each))
     typical = float(np.median([seconds for other, seconds in own.items() if other != rank]))
     if own[rank] < max(typical * NOTABLY_SLOWER, typical + LEAST_DIFFERENCE_SECONDS):

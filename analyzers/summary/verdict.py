@@ -24,11 +24,14 @@ _SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 
 
 def by_gravity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the findings, the verdict's first; the order of logs and analyzers does not matter."""
+    """Return the findings, the verdict's first; the order of logs and analyzers does not matter.
+
+    Of those that cost time the costliest is first, and behind it what has no measured cost.
+    """
     return tuple(sorted(findings, key=_gravity))
 
 
-def _gravity(finding: Finding) -> tuple[bool, bool, int, int, str, tuple[int, ...], str]:
+def _gravity(finding: Finding) -> tuple[bool, bool, int, int, float, str, tuple[int, ...], str]:
     family = FAMILIES.index(finding.code[:3]) if finding.code[:3] in FAMILIES else len(FAMILIES)
     if finding.cause == DIVERGED:  # the doing of no rank and no machine: what names one says more
         family = FAMILIES.index("DD1")
@@ -38,6 +41,7 @@ def _gravity(finding: Finding) -> tuple[bool, bool, int, int, str, tuple[int, ..
         not root,
         family,
         _SEVERITIES.index(finding.severity),
+        -(finding.lost_share or 0.0),
         _PLACES.get(finding.code, finding.code),
         finding.culprits,
         finding.summary,
