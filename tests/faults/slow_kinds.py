@@ -24,6 +24,10 @@ def _own(name: str, ranks: int, verdict: str, *culprits: int, **more: Any) -> Fa
     return Fault(name=name, worker=HERE / "slow.py", ranks=ranks, verdicts=(verdict,), culprits=culprits, **more)
 
 
+def _unusual(name: str, ranks: int, verdict: str, *culprits: int, **more: Any) -> Fault:
+    return Fault(name=name, worker=HERE / "unusual.py", ranks=ranks, verdicts=(verdict,), culprits=culprits, **more)
+
+
 def _beside(name: str, ranks: int, verdicts: tuple[str, ...], *culprits: int) -> Fault:
     return Fault(name=name, worker=BESIDE, ranks=ranks, verdicts=verdicts, culprits=culprits)
 
@@ -43,17 +47,19 @@ OWN = (
     _own("uneven_experts", 4, "token-imbalance", 2, cause="experts", mentions="always get the most tokens"),
     _own("moving_experts", 4, "token-imbalance", cause="experts"),
     _own("last_stage", 3, "stage-imbalance", 2, cause="last-stage"),
+    _unusual("evaluated_on_one", 3, "compute-straggler", 0, cause="other", mentions=", one in 5, which"),
+    _unusual("throttled", 3, "compute-straggler", 1, cause="forward", mentions="from step 2"),
+    _unusual("slow_host", 4, "compute-straggler", 1, 2, cause="forward", mentions="without them"),
+    _unusual("new_shapes", 2, "recompilation"),
     *_of_hosts(),
 )
-CONTROLS = tuple(
-    _own(name, ranks, "healthy")
-    for name, ranks in {
-        "healthy_work": 3,
-        "healthy_collections": 3,
-        "healthy_hiccup": 3,
-        "healthy_experts": 4,
-        "healthy_metrics": 3,
-    }.items()
+CONTROLS = (
+    _own("healthy_work", 3, "healthy"),
+    _own("healthy_collections", 3, "healthy"),
+    _own("healthy_hiccup", 3, "healthy"),
+    _own("healthy_experts", 4, "healthy"),
+    _own("healthy_metrics", 3, "healthy"),
+    _unusual("healthy_logs", 3, "healthy"),
 )
 OF_OTHERS = (
     _beside("straggler", 3, ("compute-straggler", "input-straggler"), 1),

@@ -14,9 +14,11 @@ FAULTS = Path(__file__).parents[1] / "faults"
 BESIDE = Path(__file__).parents[3] / "shared" / "faults"
 
 
-def _fault(name: str, verdict: str, step: int, *culprits: int, ranks: int = 3, **more: Any) -> tuple[Fault, int]:
-    wanted = Fault(name=name, worker=FAULTS / "silent.py", ranks=ranks, verdicts=(verdict,), culprits=culprits, **more)
-    return wanted, step
+def _fault(
+    name: str, verdict: str, step: int, *culprits: int, ranks: int = 3, file: str = "silent", **more: Any
+) -> tuple[Fault, int]:
+    worker = FAULTS / f"{file}.py"
+    return Fault(name=name, worker=worker, ranks=ranks, verdicts=(verdict,), culprits=culprits, **more), step
 
 
 SILENT: Mapping[Fault, int] = dict(
@@ -40,38 +42,47 @@ SILENT: Mapping[Fault, int] = dict(
         _fault("same_share", "duplicate-samples", 0, 0, 1, mentions="Both take share 0 of 3"),
         _fault("seeds_differ", "unsynchronised-seeds", 0, 2, cause="seed"),
         _fault("one_more_batch", "uneven-batches", 10, 1),
+        _fault("stream_undivided", "duplicate-samples", 0, file="unusual", cause="same-order", mentions="iterable"),
+        _fault("workers_undivided", "duplicate-samples", 0, file="unusual", ranks=2, cause="same-workers"),
+        _fault(
+            "divided_and_apart", "missing-gradient-sync", 0, file="unusual", ranks=2, mentions="replicas stay equal"
+        ),
         _fault("leak", "host-memory-growth", -1, 1, ranks=2),
     )
 )
 APART = tuple(fault for fault in SILENT if fault.verdicts == ("replica-desync",))
 CONTROLS = tuple(
-    Fault(name=name, worker=FAULTS / "trained.py", ranks=ranks, verdicts=("healthy",))
-    for name, ranks in {
-        "healthy_plain": 3,
-        "healthy_accumulation": 3,
-        "healthy_scaler": 2,
-        "healthy_zero": 2,
-        "healthy_norm": 2,
-        "healthy_unused": 2,
-        "healthy_compressed": 2,
-        "healthy_averaged_by_hand": 2,
-        "healthy_own_heads": 2,
-        "healthy_elastic": 2,
-        "healthy_own_shares": 2,
-        "healthy_two_models": 2,
-        "healthy_frozen": 2,
-        "healthy_sharded": 2,
-        "healthy_tensor_parallel": 4,
-        "healthy_context_parallel": 2,
-        "healthy_sampler": 2,
-        "healthy_shares": 2,
-        "healthy_evaluation": 2,
-        "healthy_stream": 2,
-        "healthy_noise": 2,
-        "healthy_cache": 2,
-        "healthy_losses_said": 3,
-        "healthy_masks": 2,
+    Fault(name=name, worker=FAULTS / f"{file}.py", ranks=ranks, verdicts=("healthy",))
+    for file, programs in {
+        "unusual": {"healthy_endless": 2, "healthy_weighted": 2, "healthy_local_steps": 2},
+        "trained": {
+            "healthy_plain": 3,
+            "healthy_accumulation": 3,
+            "healthy_scaler": 2,
+            "healthy_zero": 2,
+            "healthy_norm": 2,
+            "healthy_unused": 2,
+            "healthy_compressed": 2,
+            "healthy_averaged_by_hand": 2,
+            "healthy_own_heads": 2,
+            "healthy_elastic": 2,
+            "healthy_own_shares": 2,
+            "healthy_two_models": 2,
+            "healthy_frozen": 2,
+            "healthy_sharded": 2,
+            "healthy_tensor_parallel": 4,
+            "healthy_context_parallel": 2,
+            "healthy_sampler": 2,
+            "healthy_shares": 2,
+            "healthy_evaluation": 2,
+            "healthy_stream": 2,
+            "healthy_noise": 2,
+            "healthy_cache": 2,
+            "healthy_losses_said": 3,
+            "healthy_masks": 2,
+        },
     }.items()
+    for name, ranks in programs.items()
 )
 BESIDE_THE_PROJECT = (
     [
