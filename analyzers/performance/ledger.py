@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from distdiag.analyzers.performance.tables import LENGTH_FACTS, PHASES, TOKEN_FACTS
+from distdiag.analyzers.performance.columns import LENGTH_FACTS, PHASES, TOKEN_FACTS
 from distdiag.deferred import deferred
 from distdiag.engine import Engine
 

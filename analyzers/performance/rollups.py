@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from distdiag.analyzers.performance.tables import PHASES
+from distdiag.analyzers.performance.columns import PHASES
 from distdiag.analyzers.performance.waits import first_of_least
 from distdiag.deferred import deferred
 from distdiag.run import Run

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from distdiag.analyzers.performance.tables import PHASES
+from distdiag.analyzers.performance.columns import PHASES
 from distdiag.deferred import deferred
 from distdiag.engine import Engine
 from distdiag.events import MAX_RANKS

@@ -26,9 +26,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from distdiag.analyzers.performance import Measured
+from distdiag.analyzers.performance.columns import RECEIVES
 from distdiag.analyzers.performance.pipeline.schedule import Schedule
 from distdiag.analyzers.performance.pipeline.stages import Layout
-from distdiag.analyzers.performance.tables import RECEIVES
 from distdiag.engine import Engine
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from distdiag.analyzers.performance.tables import RECEIVES
+from distdiag.analyzers.performance.columns import RECEIVES
 from distdiag.deferred import deferred
 from distdiag.run import Run
 
