@@ -36,6 +36,11 @@ _HCCL = re.compile(
     r"|[Ww]ait for compute device to finish failed|Stream synchronize timeout|The wait execution of the Notify register"
     r" times out).*)"
 )
+_AMD_KERNEL = re.compile(
+    r"amdgpu (?P<device>[0-9a-f]{4}:[0-9a-f:.]+): (?:amdgpu: )?"
+    r"(?P<text>.*(?:no-retry page fault|GPU reset begin|ring \S+ timeout|RAS .*uncorrectable|VRAM is lost).*)"
+)
+_CCL = re.compile(r"(?:\|CCL_ERROR\|.*?|^\w*Error: )oneCCL: (?P<text>.+)")
 _MESH = re.compile(r"Gloo connectFullMesh failed with (?P<text>.*)")
 
 
@@ -60,6 +65,20 @@ def hccl(line: Line) -> Iterator[What]:
     """Read what Huawei's HCCL and its runtime gave up on: a peer that did not come, or a task that does not end."""
     if found := _HCCL.search(line.text):
         yield Remark(text=f"HCCL said: {found['text'].strip()[:LONGEST]}", telling=True)
+
+
+def amd_kernel(line: Line) -> Iterator[What]:
+    """Read what AMD's driver wrote into the kernel's log."""
+    if found := _AMD_KERNEL.search(line.text):
+        yield Remark(
+            text=f"the driver of GPU {found['device']} reported: {found['text'].strip()[:LONGEST]}", telling=True
+        )
+
+
+def ccl(line: Line) -> Iterator[What]:
+    """Read what Intel's oneCCL gave up on."""
+    if found := _CCL.search(line.text):
+        yield Remark(text=f"oneCCL said: {found['text'].strip()[:LONGEST]}", telling=True)
 
 
 def mesh(line: Line) -> Iterator[What]:
@@ -89,5 +108,7 @@ FAMILIES = (
         role=Role.CASCADE,
         parse=hccl,
     ),
+    Family(name="amd-driver", needles=("amdgpu: ",), role=Role.INITIATING, parse=amd_kernel),
+    Family(name="oneccl", needles=("oneCCL: ",), role=Role.CASCADE, parse=ccl),
     Family(name="gloo-mesh", needles=("Gloo connectFullMesh failed",), role=Role.INITIATING, parse=mesh),
 )

@@ -24,6 +24,7 @@ ONCE_NS = 5 * SECOND_NS
 SIGNALS = {6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 SHELL_SIGNAL = 128
 """What a shell adds to the number of a signal."""
+_MEMORY = re.compile(r"out[ _]of[ _](?:device[ _]|host[ _])?memory|can(?:no|')t allocate memory", re.IGNORECASE)
 _SAME = re.compile(r"\d+|0x[0-9a-f]+")
 
 
@@ -47,7 +48,7 @@ def tell_errors(job: Job) -> None:
 
 
 def _fault(raised: Raised, moment: int, *, went_on: bool) -> events.Fault:
-    memory = "out of memory" in raised.message.lower() or raised.type.endswith(("OutOfMemoryError", "MemoryError"))
+    memory = _MEMORY.search(raised.message) or raised.type.endswith(("OutOfMemoryError", "MemoryError"))
     return events.Fault(
         fault="out-of-memory" if memory else "exception",
         time_ns=moment,
@@ -84,8 +85,11 @@ def tell_consequences(job: Job) -> None:
 
 def tell_ends(job: Job) -> None:
     """Add what launchers say of the ends of processes, and remarks."""
+    stopped = _stopped(job)
     for moment, told in job.told:
         what = told.said.what
+        if isinstance(what, Ended) and told.said.line.number > stopped.get(told.said.file, told.said.line.number):
+            continue
         if isinstance(what, Remark):
             _remark(job, told.rank, what, moment)
         elif isinstance(what, Signalled):
@@ -112,6 +116,16 @@ def tell_ends(job: Job) -> None:
                     where="thread",
                 )
             )
+
+
+def _stopped(job: Job) -> dict[int, int]:
+    """Return by number of file the first line that says that somebody ended the job."""
+    lines: dict[int, int] = {}
+    for _, told in job.told:
+        said = told.said
+        if isinstance(said.what, Remark) and said.what.stops:
+            lines[said.file] = min(said.line.number, lines.get(said.file, said.line.number))
+    return lines
 
 
 def _began_late(job: Job, frozen: Frozen, moment: int) -> bool:

@@ -25,7 +25,7 @@ CONSEQUENCE = re.compile(
     re.IGNORECASE,
 )
 """What an exception says that others caused: a wait gave up, a peer went away, a launcher passes it on."""
-ASKED = re.compile(r"^(?:\w+\.)*(?:SystemExit|KeyboardInterrupt|SignalException)\b|Received \d+ death signal")
+ASKED = re.compile(r"^(?:\w+\.)*(?:SystemExit|KeyboardInterrupt|SignalException)\b|Received [\w.]+ death signal")
 """How processes end that somebody told to."""
 
 _FRAME = re.compile(r'(?P<indent>\s*)File "(?P<file>.+?)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
@@ -53,7 +53,7 @@ _WATCHED = re.compile(r"watchdog thread terminated with exception: (?P<error>(?!
 _TAG_ALONE = re.compile(r"\[Rank \d+\]")
 """Where a terminal broke the line of a time-out."""
 _DEVICE_ERROR = ("CUDA error", "HIP error", "XPU error")
-_LAST_ERROR = "Last error:"
+LAST_ERROR = "Last error:"
 _UNREDUCED = re.compile(r"Expected to have finished reduction in the prior iteration before starting a new one")
 _SPAWNED = re.compile(r"-- Process (\d+) terminated with the following error:")
 
@@ -170,7 +170,7 @@ class Traceback:
         own = line.source is not None or text.strip() == _BEGINS
         if own or self._blank or len(self._message) >= MAX_MESSAGE_LINES:
             return False
-        if not _continues(text) and self._message[-1].strip() != _LAST_ERROR:
+        if not _continues(text) and self._message[-1].strip() != LAST_ERROR:
             return False
         self._message.append(text)
         return True
@@ -182,7 +182,7 @@ class Traceback:
 
 def telling_first(message: str) -> str:
     """Return a message of NCCL's with what went wrong before the words of where and in which version."""
-    _, found, rest = message.partition(_LAST_ERROR)
+    _, found, rest = message.partition(LAST_ERROR)
     last = rest.strip().split("\n")[0].strip()
     return f"{last}\n{message}" if found and last else message
 

@@ -40,6 +40,8 @@ class Waited:
     output_numel: int | None = None
     timeout_ms: int | None = None
     lasted_ms: int | None = None
+    error: str | None = None
+    """What ended it, other than its time-out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,8 @@ class Raised:
     """Rank inside a group, as old versions print it."""
     pid: int | None = None
     """The process, where somebody else says it of it."""
+    rank: int | None = None
+    """The rank, where somebody else says it of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +191,8 @@ class Remark:
     text: str
     telling: bool = False
     """Jobs that go well do not print it."""
+    stops: bool = False
+    """Somebody ended the job: how its processes ended after it tells nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

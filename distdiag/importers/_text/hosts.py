@@ -11,7 +11,9 @@ from distdiag.importers._text.normalise import Line
 _SHELL = re.compile(
     r": line \d+: +(?P<pid>\d+) (?P<words>Killed|Aborted|Bus error|Segmentation fault) +(?:\(core dumped\) )?\S"
 )
-_KERNEL = re.compile(r"Out of memory: Killed process (?P<pid>\d+)")
+_KERNEL = re.compile(r"[Oo]ut of memory: Killed process (?P<pid>\d+)")
+_LOW = re.compile(r"The node was low on resource: (?P<what>[\w-]+)")
+_CONTAINER = re.compile(r"(?:Reason|reason)\W+OOMKilled\b|\bOOMKilled\s+\d")
 _STEP = re.compile(r"Detected \d+ oom[-_]kill event")
 
 
@@ -34,10 +36,24 @@ def kernel(line: Line) -> Iterator[What]:
         )
 
 
+def kubernetes(line: Line) -> Iterator[What]:
+    """Read why Kubernetes ended a container."""
+    if found := _LOW.search(line.text):
+        yield Remark(text=f"Kubernetes evicted a pod: its node was low on {found['what']}", telling=True)
+    elif _CONTAINER.search(line.text):
+        yield Remark(text="Kubernetes killed a container because its memory limit was reached", telling=True)
+
+
 FAMILIES = (
     Family(
+        name="kubernetes-ended",
+        needles=("The node was low on resource", "OOMKilled"),
+        role=Role.INITIATING,
+        parse=kubernetes,
+    ),
+    Family(
         name="host-out-of-memory",
-        needles=("Out of memory: Killed process", "oom_kill event", "oom-kill event"),
+        needles=("ut of memory: Killed process", "oom_kill event", "oom-kill event"),
         role=Role.INITIATING,
         parse=kernel,
     ),

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from distdiag.importers._text.facts import Ended, Raised, Role, What
+from distdiag.importers._text.facts import Ended, Raised, Remark, Role, Speaker, What
 from distdiag.importers._text.kinds import Family
 from distdiag.importers._text.normalise import Line
 
@@ -13,6 +13,11 @@ _COMPOSER = re.compile(
     r"composer\.cli\.launcher:(?:Global r|R)ank (?P<rank>\d+) (?:\(PID (?P<pid>\d+)\) )?"
     r"(?:exited|crashed) with (?:exit )?code (?P<code>-?\d+)"
 )
+_SECTION = re.compile(r"-{4,}Begin global rank (?P<rank>\d+) STDERR-{4,}")
+_LIGHTNING = re.compile(r"Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)\.")
+_VLLM = re.compile(r"Worker proc (?P<name>VllmWorker-(?P<rank>\d+)) died unexpectedly")
+_VLLM_CALL = re.compile(r"RPC call to \w+ timed out")
+_RAYLET = re.compile(r"Raylet is terminated\. (?:Termination is unexpected|.*[Uu]nexpected)")
 _RAY = re.compile(r"A worker died or was killed .*?Worker PID: (?P<pid>\d+)")
 
 
@@ -42,7 +47,41 @@ def ray_worker(line: Line) -> Iterator[What]:
         yield Raised(type="WorkerDied", message=message, uncaught=True, pid=pid)
 
 
+def lightning(line: Line) -> Iterator[What]:
+    """Read how a process of Lightning's launcher ended; it writes the rank before it."""
+    found = _LIGHTNING.search(line.text)
+    if found:
+        yield Ended(code=int(found["code"]), rank=line.rank, pid=int(found["pid"]), first=True)
+
+
+def vllm(line: Line) -> Iterator[What]:
+    """Read which worker of vLLM's died, or that its engine gave up on all of them."""
+    if found := _VLLM.search(line.text):
+        message = f"worker process {found['name']} died without a word: killed (often for memory), or crashed"
+        yield Raised(type="WorkerDied", message=message, uncaught=True, rank=int(found["rank"]))
+    elif found := _VLLM_CALL.search(line.text):
+        yield Remark(text=f"vLLM's engine waited in vain for its workers: {found[0]}", telling=True)
+
+
+def raylet(line: Line) -> Iterator[What]:
+    """Read that the process that runs Ray's workers on a host ended, and they with it."""
+    if _RAYLET.search(line.text):
+        yield Remark(text="the raylet of a host ended, which ends all its workers", telling=True, stops=True)
+
+
+def section(line: Line) -> Iterator[What]:
+    """Read whose output Composer copies below."""
+    found = _SECTION.search(line.text)
+    if found:
+        yield Speaker(rank=int(found["rank"]))
+
+
 FAMILIES = (
+    Family(name="lightning-ended", needles=("Child process with PID",), role=Role.INITIATING, parse=lightning),
+    Family(name="vllm-worker-died", needles=("died unexpectedly, shutting down",), role=Role.INITIATING, parse=vllm),
+    Family(name="vllm-call", needles=("RPC call to ",), role=Role.CASCADE, parse=vllm),
+    Family(name="raylet-ended", needles=("Raylet is terminated",), role=Role.INITIATING, parse=raylet),
+    Family(name="composer-section", needles=("Begin global rank ",), role=Role.UNKNOWN, parse=section),
     Family(name="deepspeed-ended", needles=("exits with return code = ",), role=Role.INITIATING, parse=deepspeed),
     Family(name="composer-ended", needles=("composer.cli.launcher:",), role=Role.UNKNOWN, parse=composer),
     Family(

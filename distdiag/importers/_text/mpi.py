@@ -9,6 +9,11 @@ from distdiag.importers._text.kinds import BlockFamily, Family
 from distdiag.importers._text.normalise import Line
 
 _MPIRUN = re.compile(r"process rank (?P<rank>\d+) .*?exited on\s+signal (?P<signal>\d+)")
+_ABORT = re.compile(
+    r"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator MPI_COMM_WORLD(?:.* errorcode (?P<code>-?\d+))?"
+)
+_HYDRA_RANK = re.compile(r"=   RANK (?P<rank>\d+) PID \d+ RUNNING AT \S+")
+_HYDRA_END = re.compile(r"=   (?:KILLED BY SIGNAL: (?P<signal>\d+)|EXIT (?:STATUS|CODE): (?P<code>\d+))")
 _MPI_NAME = re.compile(r"Process name: \[\[\d+,\d+\],(?P<rank>\d+)\]")
 _MPI_CODE = re.compile(r"Exit code: +(?P<code>\d+)")
 
@@ -26,6 +31,39 @@ def peer_lost(line: Line) -> Iterator[What]:
         yield Remark(text="Horovod stopped because a rank raised, or ended before the others", telling=True)
     else:
         yield Remark(text="MPI lost its connection to another process, which ended", telling=True)
+
+
+def aborted(line: Line) -> Iterator[What]:
+    """Read which rank of the world called ``MPI_Abort``; a line of an older form tells the code as well."""
+    found = _ABORT.search(line.text)
+    if found:
+        yield Ended(code=int(found["code"] or 1) or 1, rank=int(found["rank"]), first=True)
+
+
+class _Terminated:
+    """What MPICH and Intel's MPI print below ``BAD TERMINATION``: a rank, and a signal or a code."""
+
+    def __init__(self) -> None:
+        self._rank: int | None = None
+        self._code: int | None = None
+
+    def feed(self, line: Line) -> bool:
+        text = line.text.strip()
+        if found := _HYDRA_RANK.match(text):
+            self._rank = int(found["rank"])
+        elif found := _HYDRA_END.match(text):
+            self._code = -int(found["signal"]) if found["signal"] else int(found["code"])
+        return self._code is None and text.startswith("=")
+
+    def close(self) -> Iterable[tuple[What, Role]]:
+        if self._rank is not None and self._code:
+            ended = Ended(code=self._code, rank=self._rank, first=True)
+            yield ended, role_of(ended)
+
+
+def _terminated(line: Line) -> _Terminated:
+    del line
+    return _Terminated()
 
 
 class _MpiExit:
@@ -55,6 +93,7 @@ def _mpi_exit(line: Line) -> _MpiExit:
 
 
 FAMILIES = (
+    Family(name="mpi-aborted", needles=("MPI_ABORT was invoked on rank",), role=Role.INITIATING, parse=aborted),
     Family(
         name="mpi-process-ended",
         needles=("noticed that process rank",),
@@ -70,4 +109,7 @@ FAMILIES = (
     ),
 )
 
-BLOCKS = (BlockFamily(name="mpi-first-failure", needles=("The first process to do so was:",), open=_mpi_exit),)
+BLOCKS = (
+    BlockFamily(name="mpi-first-failure", needles=("The first process to do so was:",), open=_mpi_exit),
+    BlockFamily(name="mpi-bad-termination", needles=("BAD TERMINATION OF ONE OF",), open=_terminated),
+)

@@ -34,6 +34,7 @@ _PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("rank", re.compile(r"\[rank:? ?(?P<rank>\d+)\]:? ?")),
     ("mpi", re.compile(r"\[\d+,(?:mpirank:)?(?P<rank>\d+)(?:,[\w.-]+)?\]<std(?:err|out)>:")),
     ("role", re.compile(r"\[(?P<label>[A-Za-z_]+(?P<local>\d+))\]:")),
+    ("vllm", re.compile(r"\((?P<label>(?:Vllm)?Worker[ _]TP(?P<local>\d+)(?:_EP\d+)? pid=(?P<pid>\d+))\) ?")),
     (
         "ray",
         re.compile(r"\((?P<label>[\w.]+(?: rank=(?P<rank>\d+))? pid=(?P<pid>\d+))(?:, ip=(?P<host>[\w.:-]+))?\) ?"),
@@ -58,7 +59,7 @@ _PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ),
     ("compose", re.compile(r"(?P<label>[\w.-]+) +\| ?")),
     ("pid", re.compile(r"\[(?P<label>(?P<pid>\d{2,7}))\] (?!is setting up)")),
-    ("host", re.compile(r"(?P<label>(?=[\w.-]*[\d-])(?![\w.]*Error\b)[A-Za-z][\w.-]*): " + _AFTER_HOST)),
+    ("host", re.compile(r"(?P<label>(?=[\w.-]*[\d-])(?![\w.]*Error\b|E[A-Z]\d{4}:)[A-Za-z][\w.-]*): " + _AFTER_HOST)),
     ("task", re.compile(r" {0,4}(?P<task>\d{1,5}): ")),
 )
 

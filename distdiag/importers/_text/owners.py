@@ -18,6 +18,7 @@ from distdiag.importers._text.facts import (
     Speaker,
     Torn,
     Waited,
+    What,
     World,
 )
 from distdiag.importers._text.filenames import MAX_RANK, attempt_of, numbered, ranks_of
@@ -28,6 +29,8 @@ from distdiag.importers._text.stores import waiter_in
 MAX_LOCAL_RANKS = 8
 """Jobs of more ranks span several hosts, so that the number of a device tells no rank."""
 _LABELLED_PID = re.compile(r"\bpid=(\d{1,9})\b")
+_ACTOR = re.compile(r"\bpid: (?P<pid>\d{1,9})\s+name: \w*WorkerDict_0:(?P<rank>\d{1,4})\b")
+"""An actor of Ray that died, as verl names it: by host, counted from 0, and rank on that host."""
 _DEVICE = re.compile(r"\bGPU (\d+)\b")
 
 
@@ -95,11 +98,18 @@ def _known(transcripts: Sequence[Transcript], paths: Sequence[Path]) -> _Known:
                     known.tasks.setdefault(line.task, set()).add(line.rank)
                 if line.pid is not None:
                     known.pids[line.pid] = line.rank
-            if isinstance(what, Ended) and what.rank is not None and what.pid is not None:
-                known.pids[what.pid] = what.rank
+            known.pids |= _processes_named(what)
             if isinstance(what, CommunicatorRank) and what.size >= sizes.get(what.process, 0):
                 known.processes[what.process], sizes[what.process] = what.rank, what.size
     return known
+
+
+def _processes_named(what: What) -> Mapping[int, int]:
+    """Return the ranks of the processes that a launcher names with them."""
+    if isinstance(what, Ended) and what.rank is not None and what.pid is not None:
+        return {what.pid: what.rank}
+    actor = _ACTOR.search(what.message) if isinstance(what, Raised) else None
+    return {int(actor["pid"]): int(actor["rank"])} if actor else {}
 
 
 def _numbered_labels(transcripts: Sequence[Transcript]) -> Mapping[tuple[int, str, int | None], set[int]]:
@@ -138,6 +148,8 @@ def _named_in(said: Said, known: _Known) -> int | None:
     what = said.what
     if isinstance(what, Ended):
         return what.rank if what.rank is not None else known.pids.get(what.pid or -1)
+    if isinstance(what, Raised) and what.rank is not None:
+        return what.rank
     if isinstance(what, Torn) or (isinstance(what, Raised) and what.pid is not None):
         return known.pids.get(what.pid or -1)
     if isinstance(what, Issued):

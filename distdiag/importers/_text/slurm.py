@@ -14,6 +14,7 @@ _TASK = re.compile(
     r"srun: error: [\w.-]+: tasks? (?P<tasks>[\d,-]+): (?:(?P<words>Killed|Terminated|Aborted|Bus error|"
     r"Segmentation fault|Out Of Memory)|Exited with exit code (?P<code>\d+))"
 )
+_NODE = re.compile(r"srun: error: Node failure on (?P<node>[\w.-]+)")
 _SCHEDULER = re.compile(
     r"(?P<kind>JOB|STEP) (?P<job>[\w.+-]+) ON \S+ CANCELLED AT (?P<moment>[\dT:-]+)(?: DUE TO (?P<reason>[A-Z ]+))?"
 )
@@ -38,7 +39,16 @@ def cancelled(line: Line) -> Iterator[What]:
         reason = (found["reason"] or "").strip().lower()
         because = f" because of {reason}" if reason else ": somebody, or another job's rule, cancelled it"
         what = "job" if found["kind"] == "JOB" else "step"
-        yield Remark(text=f"SLURM ended {what} {found['job']} at {found['moment']}{because}", telling=True)
+        text = f"SLURM ended {what} {found['job']} at {found['moment']}{because}"
+        # Without a reason it may be what follows upon the end of a task.
+        yield Remark(text=text, telling=True, stops=bool(reason))
+
+
+def node_failed(line: Line) -> Iterator[What]:
+    """Read that a host failed, and with it all that ran there."""
+    found = _NODE.search(line.text)
+    if found:
+        yield Remark(text=f"SLURM says that node {found['node']} failed", telling=True, stops=True)
 
 
 def _ranks_in(text: str) -> Iterator[int]:
@@ -50,5 +60,6 @@ def _ranks_in(text: str) -> Iterator[int]:
 
 FAMILIES = (
     Family(name="task-ended", needles=("srun: error:",), role=Role.UNKNOWN, parse=task),
+    Family(name="node-failed", needles=("Node failure on",), role=Role.INITIATING, parse=node_failed),
     Family(name="cancelled-by-scheduler", needles=(" CANCELLED AT ",), role=Role.TEARDOWN, parse=cancelled),
 )

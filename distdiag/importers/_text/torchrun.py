@@ -16,7 +16,9 @@ _FAILED = re.compile(
     r"failed \(exitcode: ?(?P<code>-?\d+)\).*?local_rank: ?(?P<local>\d+)(?:.*?\(pid: ?(?P<pid>\d+)\))?"
 )
 _CLOSING = re.compile(r"Sending process (?P<pid>\d+) closing signal")
-_TOLD = re.compile(r"Received (?P<signal>\d+) death signal|SignalException: Process \d+ got signal: (?P<got>\d+)")
+_TOLD = re.compile(
+    r"Received (?P<signal>(?:Signals\.)?\w+) death signal|SignalException: Process \d+ got signal: (?P<got>\d+)"
+)
 _FIELD = re.compile(r"(?:\[\d+\]: *)?(?P<name>time|host|rank|exitcode|error_file|traceback)\s*:\s*(?P<value>.*)$")
 _BEGINS = re.compile(r"time\s+: \d{4}-|rank\s+: \d+ \(local_rank: ?\d+\)$")
 """A block may have lost its beginning: it is opened at the first field that is there."""
@@ -43,9 +45,10 @@ def told_to_stop(line: Line) -> Iterator[What]:
     """Read with which signal somebody ended the launcher."""
     found = _TOLD.search(line.text)
     if found:
-        number = int(found["signal"] or found["got"])
-        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-        yield Remark(text=f"the launcher was told to stop with {name}", telling=True)
+        told = (found["signal"] or found["got"]).removeprefix("Signals.")
+        names = {str(each.value): each.name for each in signal.Signals}
+        name = names.get(told, f"signal {told}" if told.isdecimal() else told)
+        yield Remark(text=f"the launcher was told to stop with {name}", telling=True, stops=True)
 
 
 def restarted(line: Line) -> Iterator[What]:

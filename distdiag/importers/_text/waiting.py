@@ -61,7 +61,8 @@ def _waited(job: Job, rank: int, what: Waited, moment: int) -> None:
     tale, group = job.tale(rank), job.groups.name(what.group)
     if any((act.group, act.seq, act.op) == (group, what.seq, what.op) for act in tale.acts):
         return
-    lasted = what.lasted_ms if what.lasted_ms is not None else what.timeout_ms or 0
+    known = what.lasted_ms if what.error is None else 0
+    lasted = known if known is not None else what.timeout_ms or 0
     tale.acts.append(
         Act(
             op=what.op,
@@ -69,8 +70,9 @@ def _waited(job: Job, rank: int, what: Waited, moment: int) -> None:
             seq=what.seq,
             start_ns=earlier(moment, lasted),
             end_ns=moment,
-            error=f"collective operation timeout: the watchdog saw it run for {lasted} ms",
+            error=what.error or f"collective operation timeout: the watchdog saw it run for {lasted} ms",
             shapes=((what.numel,),) if what.numel is not None else (),
+            start_known=what.error is None,
         )
     )
 

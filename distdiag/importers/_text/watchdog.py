@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
-from distdiag.importers._text.exceptions import of_watchdog, role_of
+from distdiag.importers._text.exceptions import LAST_ERROR, MAX_MESSAGE_LINES, of_watchdog, role_of, telling_first
 from distdiag.importers._text.facts import CallSite, Frozen, Progress, Raised, Role, Signalled, Waited, What
 from distdiag.importers._text.kinds import BlockFamily, Family, nothing
 from distdiag.importers._text.names import group_rank, group_tag, operation
@@ -26,16 +27,25 @@ _FAILED_WORK = re.compile(r"(?:Timeout at NCCL work|at work(?: sequence id)?): (
 _SIGNALLED = re.compile(r"dump signal due to a collective timeout from +(?:this local rank|rank (?P<rank>\d+))")
 _STUCK = re.compile(r"watchdog got stuck for (?P<seconds>\d+) ?seconds|Heartbeat monitor timed out")
 _FRAME = re.compile(r"#\d+ (?P<function>.+?) from (?P<file>.+):(?P<line>\d+)$")
+_ASYNC = re.compile(
+    r"(?:Collective Work\w+\((?P<work>.*?)\) raised the following"
+    r"|[Ff]ound) async exception(?: when checking for NCCL errors)?: (?P<error>.+)"
+)
+_GOES_ON = re.compile(r"nccl\w+:|Last error:")
 _STACK_BEGINS = re.compile(r"Stack trace of the failed collective:")
 
 
 def timeout(line: Line) -> Iterator[What]:
     """Read the collective that gave up."""
     found = _TIMEOUT.search(line.text)
-    if not found:
-        return
-    fields = {field["name"]: field["value"] for field in _FIELD.finditer(found["work"])}
-    yield Waited(
+    if found:
+        yield replace(_work(line, found["work"]), lasted_ms=int(found["lasted"]))
+
+
+def _work(line: Line, work: str) -> Waited:
+    """Return the collective that a line tells of, the fields of its work given."""
+    fields = {field["name"]: field["value"] for field in _FIELD.finditer(work)}
+    return Waited(
         op=operation(fields.get("OpType", "unknown")),
         group=group_tag(line.text),
         group_rank=group_rank(line.text),
@@ -43,7 +53,6 @@ def timeout(line: Line) -> Iterator[What]:
         numel=_number(fields.get("NumelIn")),
         output_numel=_number(fields.get("NumelOut")),
         timeout_ms=_number(fields.get("Timeout")),
-        lasted_ms=int(found["lasted"]),
     )
 
 
@@ -97,6 +106,41 @@ class _FailedCollective:
             return False
         self._frames.append(f"{found['file']}:{found['line']} {found['function']}")
         return True
+
+
+class _Broken:
+    """An error of NCCL that ended a collective, with what NCCL itself says of it in the next lines."""
+
+    def __init__(self, waited: Waited, error: str) -> None:
+        self._waited, self._message = waited, [error]
+
+    def feed(self, line: Line) -> bool:
+        text = line.text.strip()
+        belongs = _GOES_ON.match(text) or (text and self._message[-1] == LAST_ERROR)
+        if line.source is not None or not belongs or len(self._message) > MAX_MESSAGE_LINES:
+            return False
+        self._message.append(text)
+        return True
+
+    def close(self) -> Iterable[tuple[What, Role]]:
+        waited = self._waited
+        raised = Raised(
+            type="DistBackendError",
+            message=telling_first("\n".join(self._message)),
+            uncaught=True,
+            group=waited.group,
+            group_rank=waited.group_rank,
+        )
+        role = role_of(raised)
+        if role is Role.CASCADE and waited.op:
+            yield replace(waited, error=f"{raised.type}: {raised.message}"), role
+        else:
+            yield raised, role
+
+
+def _broken(line: Line) -> _Broken | None:
+    found = _ASYNC.search(line.text)
+    return _Broken(_work(line, found["work"] or ""), found["error"].strip()) if found else None
 
 
 class _Ended:
@@ -167,5 +211,6 @@ BLOCKS = (
     BlockFamily(
         name="failed-collective-stack", needles=("Stack trace of the failed collective:",), open=_FailedCollective
     ),
+    BlockFamily(name="broken-collective", needles=("async exception",), open=_broken),
     BlockFamily(name="watchdog-ended", needles=("watchdog thread terminated with exception: ",), open=_ended),
 )
