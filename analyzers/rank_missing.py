@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 
 from distdiag.analyzers._wording import named, seconds, verb
 from distdiag.analyzers.investigation import investigate
+from distdiag.analyzers.investigation.advice import advice_on
 from distdiag.analyzers.investigation.incident import Absence, Incident
 from distdiag.analyzers.investigation.paths import short
 from distdiag.analyzers.investigation.telling import waiting
@@ -83,6 +84,10 @@ def _action(incident: Incident) -> tuple[str, ...]:
     start = () if incident.site is None else (f"look at {incident.site} on {who}",)
     if isinstance(incident.basis, Absence) and not incident.basis.places:
         return (f"check that the launcher started {who}, and with the same master address",)
+    places = incident.basis.places if isinstance(incident.basis, Absence) else ()
+    known = advice_on(*(place.doing for place in places))
+    if known:
+        return known
     return (
         *start,
         *_elsewhere(incident),

@@ -215,7 +215,8 @@ class Phase(Event, kw_only=True, tag="phase"):
 
     KEPT: ClassVar[bool] = True
     phase: str
-    """The user's name, or ``init_process_group``, ``new_group``, ``destroy_process_group``."""
+    """The user's name, or ``init_process_group``, ``new_group``, ``destroy_process_group``, ``TCPStore`` (one of
+    the script's own is made)."""
     edge: str
     """``begin`` or ``end``."""
     number: int
@@ -229,6 +230,15 @@ class Phase(Event, kw_only=True, tag="phase"):
     ranks: list[int] | None = None
     """For ``new_group``: the members asked for."""
     timeout_seconds: float | None = None
+    address: str | None = None
+    """For ``init_process_group`` and ``TCPStore``: the host at which ranks meet, the path of the file, or the class of
+    a store that has neither. The environment that told it may change later."""
+    port: int | None = None
+    as_rank: int | None = None
+    """For ``init_process_group``: as which rank this process joins, whatever its launcher called it."""
+    world_size: int | None = None
+    """For ``init_process_group``: of how many ranks."""
+    backend: str | None = None
     came: int | None = None
     """How many ranks came, where the backend says it and the end does not."""
     local: bool = False

@@ -7,10 +7,12 @@ from types import ModuleType
 from typing import Any
 
 from distdiag import events
+from distdiag.hooks._meeting import meeting_of, meeting_of_store
 from distdiag.hooks._patch import Undo, observe, replace, together, when_imported
 from distdiag.recorder import GroupState, Recorder
 
 WHOLE_WORLD = "init_process_group"
+STORE = "TCPStore"
 MANY_RANKS = 16
 """Members of larger groups are written in short: of a world of thousands each rank writes them all."""
 
@@ -27,8 +29,10 @@ def install(recorder: Recorder) -> Undo:
 
 
 def _install(recorder: Recorder, c10d: ModuleType) -> Undo:
+    init = _Init(recorder, c10d)
     undos = [
-        observe(c10d, "init_process_group", _Init(recorder, c10d)),
+        observe(c10d, "init_process_group", init),
+        *_own_stores(recorder, init),
         observe(c10d, "_new_group_with_tag", _NewGroup(recorder, c10d)),
         observe(c10d, "destroy_process_group", _Destroy(recorder, c10d)),
         observe(c10d.ProcessGroup, "_start_coalescing", _StartCoalescing(recorder)),
@@ -42,6 +46,13 @@ def _install(recorder: Recorder, c10d: ModuleType) -> Undo:
         for group in list(c10d._world.pg_map):
             learn_group(recorder, c10d, group)
     return together(undos)
+
+
+def _own_stores(recorder: Recorder, init: "_Init") -> list[Undo]:
+    from torch._C import _distributed_c10d as native
+
+    store = getattr(native, "TCPStore", None)
+    return [] if store is None else [observe(store, "__init__", _Store(recorder, init))]
 
 
 def _rebind(module: ModuleType) -> Undo:
@@ -124,17 +135,37 @@ class _Init(_Phases):
     def __init__(self, recorder: Recorder, c10d: ModuleType) -> None:
         super().__init__(recorder)
         self._c10d = c10d
+        self.inside = False
 
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> events.Phase:
+        self.inside = True
         timeout = kwargs.get("timeout", args[2] if len(args) > 2 else None)
-        return self._recorder.begin_phase(WHOLE_WORLD, timeout_seconds=_seconds(timeout))
+        meeting = meeting_of(args, kwargs)
+        if "as_rank" in meeting and "world_size" in meeting:
+            # A log that has no rank yet would be nobody's if the ranks did not meet.
+            self._recorder.learn_rank(meeting["as_rank"], meeting["world_size"])
+        return self._recorder.begin_phase(WHOLE_WORLD, timeout_seconds=_seconds(timeout), **meeting)
 
     def after(self, token: Any, result: Any, error: type[BaseException] | None) -> None:
+        self.inside = False
         default = self._c10d.GroupMember.WORLD
         if default is not None and error is None:
             self._recorder.learn_rank(default.rank(), default.size())
             learn_group(self._recorder, self._c10d, default)
         super().after(token, result, error)
+
+
+class _Store(_Phases):
+    """A store that the script makes itself: it waits for the others as the making of a group does."""
+
+    def __init__(self, recorder: Recorder, init: _Init) -> None:
+        super().__init__(recorder)
+        self._init = init
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> events.Phase | None:
+        if self._init.inside:
+            return None  # that phase tells it
+        return self._recorder.begin_phase(STORE, **meeting_of_store(args[1:], kwargs))
 
 
 class _NewGroup(_Phases):

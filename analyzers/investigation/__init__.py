@@ -19,6 +19,7 @@ from distdiag.analyzers.investigation.first_divergence import divergence_of
 from distdiag.analyzers.investigation.giving_up import giving_up
 from distdiag.analyzers.investigation.incident import Disagreement, Incident
 from distdiag.analyzers.investigation.issued import group_name
+from distdiag.analyzers.investigation.joining import INIT, unmet
 from distdiag.analyzers.investigation.lives import End, Life, lives_of
 from distdiag.analyzers.investigation.loops import Labels
 from distdiag.analyzers.investigation.naming import Name
@@ -84,6 +85,7 @@ def _investigate(run: Run) -> Investigation:
     several = of_several_kinds(run, collectives)
     disagreements = [*_disagreements(run, collectives, several, stuck, in_trouble=in_trouble)]
     found = [
+        *_unmet(run, lives),
         *_group_lists(run, lives, stuck),
         *disagreements,
         *_splits(run, collectives, stuck),
@@ -118,6 +120,24 @@ def _is_weak(incident: Incident) -> bool:
 
 def _divergence_in(incident: Incident) -> Divergence | None:
     return incident.basis.divergence if isinstance(incident.basis, Disagreement) else None
+
+
+# ---- joining ----------------------------------------------------------------------------------------------------
+def _unmet(run: Run, lives: Mapping[int, Life]) -> Iterator[Incident]:
+    apart = unmet(run, lives)
+    if apart is not None:
+        yield Incident(
+            name=GROUP_MISMATCH,
+            time_ns=apart.time_ns,
+            basis=apart,
+            culprits=apart.odd,
+            victims=tuple(sorted(set(apart.waiting) - set(apart.odd))),
+            op=INIT,
+            site=apart.sites.get(apart.odd[0]) if apart.odd else None,
+            sites=apart.sites,
+            cause=apart.cause,
+            evidence=apart.evidence,
+        )
 
 
 # ---- lists of groups --------------------------------------------------------------------------------------------

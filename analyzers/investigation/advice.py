@@ -38,7 +38,11 @@ _KNOWN = (
         "look into the worker's own log (ray's session folder, logs/worker-*-PID.err) and dmesg -T | grep -i kill",
     ),
     (
-        re.compile(r"no store answered"),
+        re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE),
+        "find the process that still holds that port (ss -ltnp on that host) and end it, or take another MASTER_PORT",
+    ),
+    (
+        re.compile(r"(?:no store answered|found no store)"),
         "check that the process at that address runs, that MASTER_ADDR and MASTER_PORT are the same on all hosts, and "
         "that no firewall stands between: nc -vz HOST PORT",
     ),

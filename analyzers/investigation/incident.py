@@ -7,6 +7,7 @@ from distdiag.analyzers.investigation.creation import GroupLists
 from distdiag.analyzers.investigation.deaths import Death
 from distdiag.analyzers.investigation.divergence import Divergence
 from distdiag.analyzers.investigation.issued import Issued, group_words
+from distdiag.analyzers.investigation.joining import INIT, OWN_STORE, Unmet
 from distdiag.analyzers.investigation.naming import Named
 from distdiag.analyzers.investigation.queues import Halted
 from distdiag.analyzers.investigation.reductions import ReductionMismatch
@@ -17,7 +18,8 @@ from distdiag.analyzers.investigation.waitfor import Wait
 from distdiag.analyzers.investigation.whereabouts import Whereabouts
 from distdiag.findings import Confidence, Finding, Severity
 
-INIT = "init_process_group"
+JOINING = (INIT, OWN_STORE)
+"""What a process does once, to join its job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +109,7 @@ class Unexplained:
     reason: str
 
 
-Disagreements = Disagreement | SplitMismatch | SizeMismatch | ToldSizes | GroupLists | Slip | Surplus | Miscount
+Disagreements = Disagreement | SplitMismatch | SizeMismatch | ToldSizes | GroupLists | Unmet | Slip | Surplus | Miscount
 Basis = Disagreements | ReductionMismatch | Death | Absence | Circle | Together | Halts | Unexplained
 
 
@@ -134,7 +136,7 @@ class Incident:
     @property
     def operation(self) -> str:
         """Return ``all_reduce 7 of group dp (8 ranks)``."""
-        numbered = self.seq is not None and self.op != INIT  # a process joins its job once
+        numbered = self.seq is not None and self.op not in JOINING
         words = f"{self.op or 'operation'} {self.seq}" if numbered else self.op or "operation"
         return words if self.group is None else f"{words} of {group_words(self.group, self.members)}"
 

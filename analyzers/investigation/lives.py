@@ -33,7 +33,9 @@ CONNECTION = re.compile(
     re.IGNORECASE,
 )
 """What a wait says whose other side went away."""
-GROUP_PHASES = ("init_process_group", "new_group", "split_group")
+OWN_FAULT = re.compile(r"failed to listen|EADDRINUSE|address already in use", re.IGNORECASE)
+"""What a rank says of a socket that nobody else has a part in."""
+GROUP_PHASES = ("init_process_group", "new_group", "split_group", "TCPStore")
 NEVER_NS = 2**63 - 1
 _EVENT_TIMES = ("time_ns", "start_ns", "end_ns")
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distdiag.analyzers.investigation.deaths import OUT_OF_MEMORY, Death
-from distdiag.analyzers.investigation.lives import CONNECTION, TIMEOUT, End, Life
+from distdiag.analyzers.investigation.lives import CONNECTION, OWN_FAULT, TIMEOUT, End, Life
 from distdiag.analyzers.investigation.memory import is_memory_error
 from distdiag.analyzers.investigation.paths import Frames
 from distdiag.analyzers.investigation.rows import records, whole
@@ -94,7 +94,7 @@ class OwnErrors:
 
 def is_consequence(text: str) -> bool:
     """Return whether an error says that a wait gave up or the other side went away."""
-    return bool(TIMEOUT.search(text) or CONNECTION.search(text))
+    return bool(TIMEOUT.search(text) or CONNECTION.search(text)) and not OWN_FAULT.search(text)
 
 
 def own_error(

@@ -8,18 +8,22 @@ from distdiag.analyzers.investigation.circles import GROUP_CREATION_STUCK, P2P_D
 from distdiag.analyzers.investigation.halts import halts
 from distdiag.analyzers.investigation.incident import Absence, Circle, Incident, Together, Unexplained
 from distdiag.analyzers.investigation.issued import called, in_group
+from distdiag.analyzers.investigation.joining import where_joined
 from distdiag.analyzers.investigation.lives import CONNECTION
 from distdiag.analyzers.investigation.naming import Name
 from distdiag.analyzers.investigation.scene import Scene
 from distdiag.analyzers.investigation.sizes import EXCHANGES
 from distdiag.analyzers.investigation.slips import slipped
 from distdiag.analyzers.investigation.sources import recorded, unread
+from distdiag.analyzers.investigation.stores import awaited_in
 from distdiag.analyzers.investigation.waitfor import Wait, WaitKind, standstill
 from distdiag.events import NUMBER_UNKNOWN
 
 TRANSPORT_STUCK = "transport-stuck"
 INSUFFICIENT = "insufficient-evidence"
 SEND, RECEIVE = "send", "recv"
+MOST_PLACES = 4
+"""Addresses named in a sentence."""
 
 
 def standing(scene: Scene) -> tuple[Incident, ...]:
@@ -123,11 +127,26 @@ def _all_in(scene: Scene, wait: Wait) -> Incident:
         step=next((call.step for call in scene.calls_in(wait).values()), None),
         sites=scene.sites_of([wait]),
         evidence=(
-            "all members issued it with equal arguments, and no rank waits for one that did not come",
+            *_joined_alike(scene, wait),
             *_not_begun(scene, wait),
             *_splits_untold(scene, wait),
         ),
     )
+
+
+def _joined_alike(scene: Scene, wait: Wait) -> Iterator[str]:
+    """Yield what shows that nobody is missing, and what may still tell the members apart."""
+    nobody = "no rank waits for one that did not come"
+    places = where_joined(scene.run) if wait.kind is WaitKind.CREATION else {}
+    if len(places) > 1:
+        told = ", ".join(f"{named(ranks)} {place}" for place, ranks in list(places.items())[:MOST_PLACES])
+        yield f"{nobody}, but they name different addresses, which may be of one host: {told}"
+    else:
+        yield f"all members issued it with equal arguments, and {nobody}"
+    awaited = awaited_in(scene.run) if wait.kind is WaitKind.CREATION else {}
+    for missing in sorted(set(awaited.values()) - {0}):  # the first rank holds the store, and waits for all there
+        who = [rank for rank, other in awaited.items() if other == missing]
+        yield f"{named(who)} waited for what rank {missing} leaves in the store"
 
 
 def _not_begun(scene: Scene, wait: Wait) -> Iterator[str]:

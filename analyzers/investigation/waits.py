@@ -9,15 +9,17 @@ import numpy.typing as npt
 import pandas as pd
 
 from distdiag.analyzers.investigation.deadlines import deadline_ns
+from distdiag.analyzers.investigation.joining import INIT, OWN_STORE
 from distdiag.analyzers.investigation.lives import Life, before_failure
 from distdiag.analyzers.investigation.message_waits import message_waits
 from distdiag.analyzers.investigation.queues import is_queued
 from distdiag.analyzers.investigation.rows import by_rank, records, whole
+from distdiag.analyzers.investigation.stores import awaited_in, came_to_store, unanswered_in
 from distdiag.analyzers.investigation.waitfor import Wait, WaitKind
 from distdiag.run import Run
 
-CREATIONS = ("init_process_group", "new_group")
-INIT = "init_process_group"
+NEW_GROUP = "new_group"
+CREATIONS = (INIT, OWN_STORE, NEW_GROUP)
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 """Ops that some members may complete although others never came."""
 
@@ -157,6 +159,8 @@ class _Creation:
 def _begun(run: Run, phase: str) -> Mapping[int, Mapping[int, _Creation]]:
     """Return per rank and index when it asked for a group and when it came out again."""
     mine = run.phases[(run.phases["phase"] == phase) & ~run.phases["local"]]
+    if phase == OWN_STORE:  # others are for some ranks only, and nothing tells for which
+        mine = mine[(mine["edge"] == "end") | (mine["world_size"] == run.world_size).fillna(value=False)]
     ends = {
         (int(row.rank), int(row.number)): (int(row.time_ns), bool(row.failed))
         for row in records(mine[mine["edge"] == "end"])
@@ -183,8 +187,11 @@ def _creation_wait(
     came = {rank for rank, each in here.items() if given_up_ns is None or each.begin_ns <= given_up_ns}
     world = frozenset(range(run.world_size)) if run.world_size else frozenset(run.ranks)
     logged = frozenset(run.ranks)
+    turned_away = _turned_away(run, phase, world)
+    if turned_away:  # the store counted the others, whenever that was
+        came = set(here) - turned_away
     # Nobody gets through the very first meeting without all ranks: those without a log never came.
-    first_meeting = phase == INIT and len(stuck) == len(here)
+    first_meeting = phase != NEW_GROUP and len(stuck) == len(here)
     never_came, unknown = _unlogged(run, phase, world, first_meeting=first_meeting)
     return Wait(
         kind=WaitKind.CREATION,
@@ -198,18 +205,38 @@ def _creation_wait(
     )
 
 
+def _turned_away(run: Run, phase: str, world: frozenset[int]) -> frozenset[int]:
+    """Return the ranks that found no store, where they are just those that did not come to it."""
+    if phase == NEW_GROUP:
+        return frozenset()
+    counts = _counts(run, phase)
+    unanswered = frozenset(unanswered_in(run)) & world
+    return unanswered if counts and len(unanswered) + max(counts) == len(world) else frozenset()
+
+
+def _counts(run: Run, phase: str) -> list[int]:
+    """Return how many ranks came to the making of a group, as often as anything tells that."""
+    counts = [int(count) for count in run.phases[run.phases["phase"] == phase]["came"].dropna()]
+    at_store = came_to_store(run) if phase != NEW_GROUP else None
+    return counts if at_store is None else [*counts, at_store]
+
+
 def _unlogged(
     run: Run, phase: str, world: frozenset[int], *, first_meeting: bool
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Return which ranks without a log did not come to the making of a group, and of which nobody can say."""
     unlogged, nobody = world - frozenset(run.ranks), frozenset[int]()
-    counted = run.phases[run.phases["phase"] == phase]["came"].dropna()
-    if counted.empty:
+    counts = _counts(run, phase)
+    # Without the first rank there is no store to wait at, unless a launcher holds it.
+    awaited = unlogged.intersection(awaited_in(run).values()) - {0} if first_meeting else nobody
+    if not counts and not awaited:
         return (unlogged, nobody) if first_meeting else (nobody, unlogged)
-    missing = len(world) - int(counted.max())
+    missing = len(world) - max(counts) if counts else len(unlogged)
     if missing <= 0:
         return nobody, nobody
-    return (unlogged, nobody) if len(unlogged) <= missing else (nobody, unlogged)
+    if counts and len(unlogged) <= missing:
+        return unlogged, nobody
+    return awaited, nobody if counts and len(awaited) == missing else unlogged - awaited
 
 
 def _final(life: Life, creation: _Creation) -> bool:

@@ -10,6 +10,7 @@ from distdiag.analyzers._wording import seconds
 from distdiag.analyzers.investigation.lives import CONNECTION, SECOND_NS, TIMEOUT, End, Life
 from distdiag.analyzers.investigation.paths import Frames, location
 from distdiag.analyzers.investigation.rows import newest
+from distdiag.analyzers.investigation.stores import unanswered_in
 from distdiag.run import Run, user_frames
 from distdiag.stackframes import activity_in
 
@@ -24,7 +25,9 @@ BACKGROUND = "checkpoint upload"
 """A phase of another thread than the training one: it says nothing of where the rank is."""
 STOOD = "stood still in other code"
 """What is said of a rank that nothing says more of than where it is, and that it does not move or compute."""
-OWN_PHASES = frozenset({"init_process_group", "new_group", "split_group", "destroy_process_group", BACKGROUND})
+OWN_PHASES = frozenset(
+    {"init_process_group", "new_group", "split_group", "destroy_process_group", "TCPStore", BACKGROUND}
+)
 """Phases that recording itself makes around other calls and in the background; all others are what the rank does."""
 WORDS_OF_CAUSES = (
     ("checkpoint", ("checkpoint", "save", "ckpt")),
@@ -63,6 +66,9 @@ def whereabouts(run: Run, life: Life, since_ns: int, until_ns: int) -> Whereabou
     """Return where a rank was while others waited for it, from ``since_ns`` to ``until_ns``."""
     place = _Place(run, life, since_ns, until_ns)
     phase, batch = place.open_phase(), place.open_batch()
+    looked_at = unanswered_in(run).get(life.rank)
+    if looked_at is not None and not place.issued_any():
+        return replace(place.at("unknown", f"found no store at {looked_at}", life.first_ns), told=False)
     if life.end in (End.ORDERLY, End.HARD_EXIT) and life.end_ns <= until_ns:
         return place.exited()
     quiet = life.end in (End.SILENT, End.RUNNING) and until_ns - life.last_ns > SILENCE_NS
@@ -236,6 +242,10 @@ class _Place:
         """Return whether its last call had not ended."""
         call = self._last_call
         return call is not None and bool(pd.isna(call["end_ns"])) and not bool(call["p2p"])
+
+    def issued_any(self) -> bool:
+        """Return whether it had got as far as a call."""
+        return self._last_call is not None
 
     def last_call_ns(self) -> int:
         """Return when it issued its last call, or began."""

@@ -12,8 +12,9 @@ from pathlib import Path
 from distdiag.errors import DistdiagError
 from distdiag.importers._ranks import attempt_in_path
 from distdiag.journal.segments import place_of, segments_of
+from distdiag.launch_names import START_TOGETHER_NS
 from distdiag.run.earlier import same_job
-from distdiag.run.launch import START_TOGETHER_NS, Process, choose, processes_of
+from distdiag.run.launch import Process, choose, processes_of
 from distdiag.run.logfiles import discover, discover_files
 
 MOST_NAMED = 3

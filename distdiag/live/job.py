@@ -10,6 +10,7 @@ import psutil
 
 from distdiag import events
 from distdiag.journal.segments import rank_of
+from distdiag.launch_names import names_of_launch
 from distdiag.live.groups import Groups, GroupState
 from distdiag.live.learning import take
 from distdiag.live.ranks import RankState
@@ -169,10 +170,11 @@ class Job:
         if (newest.run, newest.attempt) != self._newest:
             self._newest = newest.run, newest.attempt
             self.began = self.now
+        names = names_of_launch([(state.rank, state.header) for state in self._states.values()], newest)
         kept: dict[int, RankState] = {}
         for writer, state in sorted(self._states.items()):
             rival = kept.get(state.rank)
-            if not _belongs(state, newest):
+            if not _belongs(state, newest, names):
                 del self._states[writer]
             elif rival is None or rival.header.wall_ns < state.header.wall_ns:
                 kept[state.rank] = state
@@ -189,10 +191,10 @@ def _age_seconds(state: RankState, written_ns: int, wall_ns: int) -> float:
     return (wall_ns - max(written_ns, state.last_ns + state.offset_ns)) / 1e9
 
 
-def _belongs(state: RankState, newest: events.Header) -> bool:
+def _belongs(state: RankState, newest: events.Header, names: frozenset[str]) -> bool:
     """Return whether a process is of the launch whose last process began with ``newest``."""
     own = state.header
-    if own.run != newest.run:
+    if own.run not in names:
         return False
     return own.attempt == newest.attempt or (
         own.attempt < newest.attempt and state.last_ns + state.offset_ns >= newest.wall_ns and state.alive

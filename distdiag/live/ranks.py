@@ -24,7 +24,7 @@ GROUPS_KEPT = 16
 OTHERS = "other"
 STILL_NS = 2_000_000_000
 """A rank that made no progress for so long does not compute beside its open calls."""
-JOINING = frozenset({"init_process_group", "new_group", "split_group", "destroy_process_group"})
+JOINING = frozenset({"init_process_group", "new_group", "split_group", "destroy_process_group", "TCPStore"})
 """Phases that recording opens around the making of groups."""
 
 

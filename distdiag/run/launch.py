@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from distdiag import events
+from distdiag.launch_names import START_TOGETHER_NS, names_of_launch
 from distdiag.run.logfiles import LogFile, first_lines, last_lines
-
-START_TOGETHER_NS = 60_000_000_000
-"""Processes of one launch begin to record within this time of each other, unless an import was very slow."""
 
 
 class _Loose(msgspec.Struct):
@@ -107,7 +105,7 @@ def choose(processes: Sequence[Process]) -> Launch:
     if not known:
         return Launch(members={}, unsupported=unsupported, nameless=nameless)
     newest = max(known, key=lambda process: (process.start_ns, process.stem))
-    claims, others = _claims(known, newest)
+    claims, others = _claims(known, newest, _names(known, newest))
     members: dict[int, Process] = {}
     doubled: dict[int, tuple[int, ...]] = {}
     older: set[int] = set()
@@ -132,12 +130,19 @@ def choose(processes: Sequence[Process]) -> Launch:
     )
 
 
-def _claims(known: Sequence[Process], newest: Process) -> tuple[dict[int, list[Process]], set[str]]:
-    """Return the processes of the newest launch's name by rank, the first one first, and the other names."""
+def _names(known: Sequence[Process], newest: Process) -> frozenset[str]:
+    headers = [(process.rank or 0, process.header) for process in known if process.header and process.run is not None]
+    return frozenset() if newest.header is None else names_of_launch(headers, newest.header)
+
+
+def _claims(
+    known: Sequence[Process], newest: Process, names: frozenset[str]
+) -> tuple[dict[int, list[Process]], set[str]]:
+    """Return the processes of the newest launch's names by rank, the first one first, and the other names."""
     claims: dict[int, list[Process]] = {}
     others: set[str] = set()
     for process in sorted(known, key=lambda process: (process.start_ns, process.attempt)):
-        if process.run in (newest.run, None) or newest.run is None:
+        if process.run is None or newest.run is None or process.run in {newest.run, *names}:
             claims.setdefault(process.rank or 0, []).append(process)
         else:
             others.add(process.run or "")

@@ -51,6 +51,10 @@ def _late(*arguments: Any, **more: Any) -> Fault:
     return _of("late", ABSENCES, *arguments, **more)
 
 
+def _joining(*arguments: Any, **more: Any) -> Fault:
+    return _of("joining", ABSENCES, *arguments, **more)
+
+
 def _calls(*arguments: Any, **more: Any) -> Fault:
     return _of("differing", DIFFERENCES, *arguments, **more)
 
@@ -93,6 +97,10 @@ MATRIX = (
     _control("healthy_schedule", 3, "parallel"),
     _control("healthy_chain", 3, "late"),
     _control("healthy_groups", 3, "late"),
+    _control("healthy_joins_late", 3, "joining"),
+    _control("healthy_permuted", 3, "joining"),
+    _control("healthy_names", 3, "joining"),
+    _control("healthy_subset", 4, "joining"),
     _absent("loader_stuck", 3, MISSING, 1, cause="data-loading"),
     _absent("stage_computes", 4, MISSING, 2, cause="running", at_root=True),
     _absent("spins", 3, MISSING, 1, cause="running"),
@@ -106,6 +114,22 @@ MATRIX = (
     _absent("interpreter_held", 3, MISSING, 1, cause="frozen", at_root=True, stall_after=2.0),
     _absent("early_exit", 3, MISSING, 1, cause="exited"),
     _absent("late_checkpoint", 3, ("late-rank",), 0, mentions="save checkpoint"),
+    _joining("launched_at_other_port", 4, GROUPS, 3, cause="other-address", mentions="3 joined at 127.0.0.1"),
+    _joining("launched_at_other_address", 4, GROUPS, 3, cause="other-address", mentions="3 joined at 192.0.2.1"),
+    _joining("launched_each_alone", 3, GROUPS, cause="other-address", mentions="at different places"),
+    _joining("launched_in_halves", 4, GROUPS, cause="other-address", mentions="ranks 2-3 at"),
+    _joining("launched_for_more", 4, GROUPS, 2, cause="other-world-size", mentions="a world of 6"),
+    _joining("launched_for_fewer", 4, GROUPS, 1, cause="other-world-size", mentions="a world of 3"),
+    _joining("launched_twice", 4, GROUPS, 2, cause="same-rank", mentions="2 processes"),
+    _joining("launched_in_part", 4, MISSING, 2, mentions="left no log"),
+    _joining("launched_beside_old", 4, DIED, 0, cause="exception", mentions="EADDRINUSE"),
+    _joining("meets_at_other_port", 4, GROUPS, 1, cause="other-address"),
+    _joining("names_other_file", 3, GROUPS, 2, cause="other-address", mentions="/other"),
+    _joining("names_other_size", 4, GROUPS, 3, cause="other-world-size"),
+    _joining("names_same_number", 4, GROUPS, 3, cause="same-rank", mentions="nobody came as rank 3"),
+    _joining("brings_other_store", 4, GROUPS, 3, cause="other-address"),
+    _joining("builds_other_store", 4, GROUPS, 3, cause="other-address"),
+    _joining("store_without_one", 3, MISSING, 2, at_root=True),
     _late("chain_late", 3, LATE, 2, cause="data-loading"),
     _late("chain_late_in_time_for_one", 3, LATE, 2, cause="data-loading"),
     _late("groups_late", 3, LATE, 2, cause="data-loading", mentions="behind it rank 0"),

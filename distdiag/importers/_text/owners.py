@@ -24,7 +24,7 @@ from distdiag.importers._text.facts import (
 from distdiag.importers._text.filenames import MAX_RANK, attempt_of, numbered, ranks_of
 from distdiag.importers._text.names import DEFAULT_GROUP
 from distdiag.importers._text.reader import Transcript
-from distdiag.importers._text.stores import waiter_in
+from distdiag.importers._text.stores import INIT, waiter_in
 
 MAX_LOCAL_RANKS = 8
 """Jobs of more ranks span several hosts, so that the number of a device tells no rank."""
@@ -77,8 +77,9 @@ def world_of(told: Iterable[Told]) -> int | None:
 def _ranks_in(told: Told) -> Iterator[int]:
     if told.rank is not None:
         yield told.rank
-    if isinstance(told.said.what, Missed):
-        yield from told.said.what.ranks
+    what = told.said.what
+    if isinstance(what, Missed) and what.what != INIT:  # who joins may be mistaken about the size of the world
+        yield from what.ranks
 
 
 def _known(transcripts: Sequence[Transcript], paths: Sequence[Path]) -> _Known:

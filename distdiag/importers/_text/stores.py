@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from distdiag.importers._text.facts import GroupTag, Missed, Passed, Remark, Role, What, World
-from distdiag.importers._text.kinds import Family, nothing
+from distdiag.importers._text.kinds import Family
 from distdiag.importers._text.names import DEFAULT_DESCRIPTION, DEFAULT_GROUP
 from distdiag.importers._text.normalise import Line
 
@@ -19,6 +19,7 @@ _GROUP_KEY = re.compile(r"keys?: ?(?:/[\w.-]*)*?/?(?P<group>default_pg|[\w.-]+)/
 _CLIENTS = re.compile(
     r"Timed out after (?P<seconds>\d+) seconds waiting for clients\. (?P<came>\d+)/(?P<size>\d+) clients joined"
 )
+_AWAITED = re.compile(r"wait timeout after (?P<limit>\d+) ?ms, keys?: \S*default_pg\S*?/(?P<rank>\d+)(?![\w/])")
 _BARRIER = re.compile(
     r"(?P<timed_out>Timed out)?.*store based barrier.*rank: (?P<rank>\d+),.*key: (?P<key>[\w:-]+) "
     r"\(world_size=(?P<size>\d+), (?:worker_count|num_workers_joined)=(?P<count>\d+)"
@@ -93,6 +94,16 @@ def unreached(line: Line) -> Iterator[What]:
         yield Remark(text=f"no store answered at {where} within {found['limit']}", telling=True)
 
 
+def awaited(line: Line) -> Iterator[What]:
+    """Read for whose address in the store a rank waited in vain while the first group was made."""
+    found = _AWAITED.search(line.text)
+    if found:
+        rank, limit = int(found["rank"]), int(found["limit"])
+        yield Missed(what=INIT, ranks=(rank,), timeout_ms=limit)
+        if rank:  # the first one is awaited by all, whoever it is that does not come
+            yield Remark(text=f"ranks waited {limit} ms for what rank {rank} leaves in the store")
+
+
 def completed(line: Line) -> Iterator[What]:
     """Read that a rank came through the making of a group."""
     found = _COMPLETED.search(line.text)
@@ -140,6 +151,6 @@ FAMILIES = (
         name="store-timeout",
         needles=("wait timeout after", "Timeout waiting for key", "Socket Timeout", "waitForInput", "recvValue failed"),
         role=Role.CASCADE,
-        parse=nothing,
+        parse=awaited,
     ),
 )

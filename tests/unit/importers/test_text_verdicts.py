@@ -213,6 +213,46 @@ CASES = {
         culprits=(2,),
         op="init_process_group",
     ),
+    "one found no store while the others did": Case(
+        output=out.text(
+            out.failed_call(
+                "init_process_group",
+                "torch.distributed.DistStoreError: Timed out after 5 seconds waiting for clients. 2/3 clients joined.",
+                MAIN,
+                rank=0,
+            ),
+            out.failed_call(
+                "init_process_group",
+                "torch.distributed.DistStoreError: wait timeout after 4000ms, keys: /default_pg/0//cpu//0/0",
+                MAIN,
+                rank=1,
+            ),
+            out.failed_call(
+                "init_process_group",
+                "torch.distributed.DistNetworkError: The client socket has timed out after 4000ms while trying to "
+                "connect to (10.0.0.1, 29501).",
+                MAIN,
+                rank=2,
+            ),
+        ),
+        verdict="rank-missing",
+        culprits=(2,),
+        mentions="10.0.0.1:29501",
+    ),
+    "one was told of a larger world": Case(
+        output=out.text(
+            *(line for rank in (0, 1) for line in out.failed_call("barrier", out.gloo_timeout(), MAIN, rank=rank)),
+            out.failed_call(
+                "init_process_group",
+                "torch.distributed.DistStoreError: wait timeout after 4000ms, keys: /default_pg/0//cpu//0/3",
+                MAIN,
+                rank=2,
+            ),
+        ),
+        verdict="group-creation-stuck",
+        culprits=(2,),
+        mentions="rank 3 leaves in the store",
+    ),
     "two launches share a store": Case(
         output=out.text(
             *(

@@ -1,0 +1,43 @@
+"""Under which names the ranks of one launch go: each process makes its own from what its launcher told it."""
+
+from collections.abc import Iterable
+
+from distdiag import events
+
+START_TOGETHER_NS = 60_000_000_000
+"""Processes of one launch begin to record within this time of each other, unless an import was very slow."""
+
+
+def names_of_launch(headers: Iterable[tuple[int, events.Header]], newest: events.Header) -> frozenset[str]:
+    """Return the names under which the ranks of one launch go, given the headers of all ranks in its directory.
+
+    A process that was given another address or port than the others names its launch otherwise, too. What is left of
+    a world that began together is of it: ranks that the launch lacks, while theirs lack all of its ranks.
+    """
+    by_name: dict[str, list[tuple[int, events.Header]]] = {}
+    for rank, header in headers:
+        by_name.setdefault(header.run, []).append((rank, header))
+    names, ranks = {newest.run}, {rank for rank, _ in by_name.get(newest.run, ())}
+    world_size = newest.world_size or 0
+    for name, own in sorted(by_name.items()):
+        theirs = {rank for rank, _ in own}
+        world_size = max(world_size, *(header.world_size or 0 for _, header in own))
+        fits = not theirs & ranks and len(theirs | ranks) <= world_size and _job(name) == _job(newest.run)
+        if fits and all(_began_with(header, newest) and _is_part(theirs, header) for _, header in own):
+            names.add(name)
+            ranks |= theirs
+    return frozenset(names)
+
+
+def _job(name: str) -> str:
+    return name.rpartition("@")[0]
+
+
+def _began_with(header: events.Header, newest: events.Header) -> bool:
+    together = abs(newest.wall_ns - header.wall_ns) < START_TOGETHER_NS
+    return together and header.attempt == newest.attempt
+
+
+def _is_part(ranks: set[int], header: events.Header) -> bool:
+    """Return whether there are fewer ranks than their world has."""
+    return len(ranks) < (header.world_size or 0)
