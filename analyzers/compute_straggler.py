@@ -39,6 +39,7 @@ from distdiag.analyzers.slowness.telling import (
     confidence_of,
     everyone_waits,
     evidence_of,
+    more_samples,
     names_of,
     period,
     seen_of,
@@ -60,20 +61,28 @@ def analyze(run: Run) -> Iterator[Finding]:
     yield from traced.slow_devices(run, CODE, NAME)
     for laggards in alike(beside_changes(run, judge(run).late_by(COMPUTE))):
         laggard, (ranks, victims) = laggards[0], names_of(laggards)
-        seen = seen_of(run, laggard)
+        seen, samples = seen_of(run, laggard), more_samples(run, laggards)
         yield Finding(
             code=CODE,
             name=NAME,
             severity=Severity.WARNING,
             summary=f"{_pace(laggard, ranks)}\n{verb(ranks, 'It loses', 'They lose')} them {where(laggard, seen)}; "
-            f"{waits(run, laggards)}, and {without(laggard, ranks)}.",
+            f"{waits(run, laggards)}, and {without(laggard, ranks)}."
+            + (
+                f" Rank {laggard.rank} gets {samples[0]:g} samples a step, the others {samples[1]:g}."
+                if samples
+                else ""
+            ),
             culprits=ranks,
             victims=victims,
             site=seen.site if seen is not None else None,
             cause=laggard.part,
             confidence=confidence_of(run, laggard),
             evidence=evidence_of(run, laggards),
-            action=_action(laggard, ranks, victims, seen.site if seen is not None else None),
+            action=(
+                *((f"give {named(ranks)} batches as large as those of {named(victims)}",) if samples else ()),
+                *_action(laggard, ranks, victims, seen.site if seen is not None else None),
+            ),
             lost_share=laggard.gain_ns / laggard.step_ns if laggard.step_ns else None,
         )
 

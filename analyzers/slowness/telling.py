@@ -27,6 +27,8 @@ SURE = 0.9
 """Share of steps in which a rank is late, above which chance is out of the question."""
 REGULAR = 0.8
 """Of the times from one late step to the next, for these to come once in so many steps."""
+MORE_SAMPLES = 1.25
+"""Times the samples of others, for a rank to have more to do than they."""
 MOST_TOLD = 4
 """Of many laggards, as evidence."""
 BUSY = 0.5
@@ -164,6 +166,18 @@ def waits(run: Run, laggards: Sequence[Laggard]) -> str:
     place = "" if found is None else f" in {found[0]} ({short(found[1])})"
     them = "it" if len(laggards) == 1 else "them"
     return f"{named(victims)} {verb(victims, 'waits', 'wait')} for {them}{place}"
+
+
+def more_samples(run: Run, laggards: Sequence[Laggard]) -> tuple[float, float] | None:
+    """Return how many samples the latest of laggards gets in a step, and how many are usual, if that is more."""
+    ended = run.batches[(run.batches["edge"] == "end") & run.batches["samples"].notna()]
+    of_step = ended.groupby(["rank", "step"])["samples"].sum().astype("float64")
+    usual = of_step.groupby("rank").median()
+    _, victims = names_of(laggards)
+    own, others = usual.get(laggards[0].rank), usual[usual.index.isin(victims)]
+    if own is None or others.empty or float(own) < MORE_SAMPLES * float(others.median()):
+        return None
+    return float(own), float(others.median())
 
 
 def evidence_of(run: Run, laggards: Sequence[Laggard]) -> tuple[str, ...]:

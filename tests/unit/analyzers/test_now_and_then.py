@@ -109,3 +109,18 @@ def test_own_time_in_the_table_is_the_mean_as_its_parts_are(tmp_path: Path) -> N
     row = report.performance["ranks"][1]
     parts = sum(row["ledger"][f"{name}_seconds"] for name in ("data", "forward", "backward", "optimizer", "other"))
     assert row["own_step_seconds"] == pytest.approx(parts, abs=1e-4)
+
+
+@pytest.mark.parametrize("samples", [4, 8])
+def test_a_straggler_that_gets_more_samples_is_told_so(tmp_path: Path, samples: int) -> None:
+    logs = trained(one(2, "forward", 0.03))
+    for rank in logs:
+        count = samples if rank.rank == 2 else 4
+        for step in range(40):
+            moment: dict[str, Any] = {"batch": step, "step": step, "loader": 1, "time_ns": rank.now_ns}
+            rank.add(events.Batch(edge="begin", **moment), events.Batch(edge="end", samples=count, **moment))
+
+    finding = next(each for each in told(logs, tmp_path).findings if each.name == "compute-straggler")
+
+    assert ("Rank 2 gets 8 samples a step, the others 4." in finding.summary) == (samples == 8)
+    assert (finding.action[0] == "give rank 2 batches as large as those of ranks 0-1,3") == (samples == 8)
