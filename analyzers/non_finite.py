@@ -123,6 +123,8 @@ def _origins(run: Run, step: int, ranks: tuple[int, ...]) -> tuple[str | None, t
     ]
     cause = str(origins["origin"].iloc[0]) if len(origins) else None
     modules = rows[rows["module"].notna()].drop_duplicates("rank")
+    # Once it is in the parameters, every module's output holds it, and the first of them tells nothing.
+    modules = modules[(modules["origin"] != "parameters") | (modules["step"] == step)]
     for row in modules.to_dict("records"):
         told.append(
             f"rank {row['rank']}, step {row['step']}: the first output that was not finite was that of module "

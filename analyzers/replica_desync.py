@@ -6,10 +6,10 @@ What it means
     data, the loss still goes down, and what is saved is the model of one rank.
 
 How it is found
-    Each rank writes a checksum of its replica just before the optimizer changes it: in steps 0 to 3 and then every
-    100 (``DISTDIAG_CHECKSUM_EVERY``). The first step in which they differ is reported, with the first parameter and
-    the ranks that differ from a strict majority of all replicas. Sharded parameters are never compared. ``distdiag
-    watch`` compares them by the same rule as they are written.
+    Each rank writes a checksum of its replica just before the optimizer changes it: in steps 0 to 3, in 8, 16, 32
+    and 64, and every 100 (``DISTDIAG_CHECKSUM_EVERY``). The first step in which they differ is reported, with the first
+    parameter and the ranks that differ from a strict majority of all replicas. Sharded parameters are never compared.
+    ``distdiag watch`` compares them by the same rule as they are written.
 
     Without a wrapper, ranks have replicas in the steps in which one group summed each gradient of an optimizer once,
     or all as one flat tensor, and all ranks had equal gradients after that, bit for bit. Where the ends of calls are
@@ -33,6 +33,7 @@ from distdiag.run import Run
 
 CODE = "DD503"
 NAME = "replica-desync"
+ADDED_LATER = "added-later"
 
 
 def analyze(run: Run) -> Iterator[Finding]:
@@ -51,6 +52,7 @@ def _finding(run: Run, desync: Desync) -> Finding:
         culprits=desync.found.odd,
         group=desync.group.group,
         step=desync.step,
+        cause=ADDED_LATER if _were_added_later(desync) else None,
         confidence=Confidence.HIGH if desync.found.odd else Confidence.MEDIUM,
         evidence=(*_evidence(desync), data_in_words(run)),
         action=_action(desync),
@@ -69,7 +71,10 @@ def _who(desync: Desync) -> str:
 def _since(desync: Desync) -> str:
     differing, of = len(desync.found.differing), counted(desync.found.parameters, "parameter")
     what = f"{differing} of {of} differ, first {first_name(desync)}"
-    if differing == 1:
+    if _were_added_later(desync):
+        what = f"{differing} of {of} {'differs' if differing == 1 else 'differ'}, those that the model got after DDP "
+        what += "had wrapped it: their gradients are not averaged"
+    elif differing == 1:
         what = f"One of {of} differs: {first_name(desync)}"
     if desync.equal_step is None:
         return f"{what}; they differed when they were first compared."
@@ -79,6 +84,12 @@ def _since(desync: Desync) -> str:
 def first_name(desync: Desync) -> str:
     """Return the name of the first parameter that differs, as far as it is known."""
     return name_of(desync.group.names, desync.found)
+
+
+def _were_added_later(desync: Desync) -> bool:
+    """Return whether all that differs came to the model after its wrapper was made, which knows the names before."""
+    known, found = len(desync.group.names), desync.found
+    return not desync.group.by_hand and 0 < known < found.parameters and min(found.differing, default=0) >= known
 
 
 def _evidence(desync: Desync) -> tuple[str, ...]:
@@ -94,16 +105,25 @@ def _action(desync: Desync) -> tuple[str, ...]:
     between = (
         f"between steps {desync.equal_step} and {desync.step}" if desync.equal_step is not None else "at the start"
     )
-    if desync.equal_step is None and not desync.found.odd and desync.group.by_hand:
+    if _were_added_later(desync):
+        first = "wrap the model in DDP after all its parameters are there, or wrap it anew when it gets more"
+    elif desync.equal_step is None and not desync.found.odd and desync.group.by_hand:
         first = "broadcast the weights of one rank to all before the first step: nothing else makes them equal"
     elif len(desync.found.differing) == 1:
         first = (
             f"look for code on {who} that writes to {first_name(desync)} {between}; if there is none, test its memory"
         )
+    elif desync.equal_step is None and desync.step == 0:
+        first = (
+            f"find out how {who} came by its weights: a wrapper makes them equal when it is made, so that a "
+            "checkpoint was loaded or layers were made anew after that"
+        )
     else:
         first = f"compare what {who} did {between} with the others: learning rate, scale, clipping, optimizer state"
+    since = -1 if desync.equal_step is None else desync.equal_step
+    again = "set DISTDIAG_CHECKSUM_EVERY=1 and run these steps again to see the exact step"
     return (
         first,
         "do not save from this state: which rank's model is right, the file will not tell",
-        "set DISTDIAG_CHECKSUM_EVERY=1 and run these steps again to see the exact step",
+        *((again,) if desync.step > since + 1 else ()),
     )

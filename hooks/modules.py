@@ -111,6 +111,8 @@ class _ShardedRoot:
         nested = state._state_ctx.iter_forward_root is not None or state._training_state.name == "PRE_BACKWARD"
         if not nested and threading.get_ident() == self._recorder.main_thread:
             self._recorder.loop.begin_forward()
+            if self._recorder.numerics is not None:
+                self._recorder.numerics.called_with((*args[2], *args[3].values()), has_replica=False)
 
     def after(self, token: Any, result: Any, error: type[BaseException] | None) -> None:
         """Nothing to do: only the begin counts."""

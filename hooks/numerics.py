@@ -3,6 +3,7 @@
 import math
 import time
 import weakref
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
@@ -62,11 +63,24 @@ class Numerics:
         """Losses that a scaler was given, seen there before they were scaled, and whose backward is still to come."""
         self.inputs: list[weakref.ref[Any]] = []
         """Tensors that the wrapped model was called with last."""
+        self.has_replica = True
+        """Whether that model's parameters can be looked at here: shards are not all of them, and asking takes peers."""
         self.alarmed = False
         self._has_scaler = False
         self._readings = Readings(NAMES, self._deliver, lambda: recorder.capturing != 0)
         self._values: dict[int, dict[str, float]] = {}
         self._facts: dict[str, Any] = {}
+
+    def called_with(self, values: Iterable[Any], *, has_replica: bool) -> None:
+        """Take what a model is called with, without keeping it alive."""
+        import torch
+
+        self.has_replica = has_replica
+        self.inputs = [
+            weakref.ref(each)
+            for each in values
+            if type(each) is torch.Tensor and each.is_floating_point() and each.device.type == "cpu"
+        ]
 
     def see(self, name: str, tensor: Any) -> None:
         """Take a number of the present step: one of ``NAMES``."""
@@ -158,6 +172,8 @@ class Numerics:
         inputs = [tensor for tensor in (ref() for ref in self.inputs) if tensor is not None]
         if not all(bool(tensor.isfinite().all()) for tensor in inputs):
             return "batch"
+        if not self.has_replica:
+            return None
         if not self.modules.parameters_are_finite():
             return "parameters"
         return "inside" if inputs and len(inputs) == len(self.inputs) else None

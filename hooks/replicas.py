@@ -21,7 +21,8 @@ from distdiag.hooks.groups import learn_group
 from distdiag.recorder import GroupState, Recorder
 
 FIRST_STEPS = 4
-"""Steps that are always checked: most replicas that go apart do so at once."""
+"""Steps that are always checked: most replicas that go apart do so at once. Then every power of two, until the regular
+checks begin: what goes wrong early is not found late."""
 FORCED = 4
 """Checks beside the regular ones, in steps after one whose gradients stayed apart."""
 LARGEST_SENTINEL = 1 << 14
@@ -209,7 +210,8 @@ class Replicas:
 
     def _is_due(self, step: int) -> bool:
         every = self.recorder.settings.checksum_every
-        return every > 0 and (step < FIRST_STEPS or step % every == 0)
+        doubled = 2 * FIRST_STEPS <= step < every and not step & (step - 1)
+        return every > 0 and (step < FIRST_STEPS or doubled or step % every == 0)
 
     def _note_unsynchronised(self, replica: Replica, reason: str) -> None:
         """Write that the gradients at hand are this rank's alone."""
@@ -343,11 +345,7 @@ class _Forward:
         if replica is not None and torch.is_grad_enabled():
             replica.forwards += 1
             replica.synchronised = args[0].require_backward_grad_sync
-        self._replicas.recorder.numerics.inputs = [
-            weakref.ref(each)
-            for each in (*args[1:], *kwargs.values())
-            if type(each) is torch.Tensor and each.is_floating_point() and each.device.type == "cpu"
-        ]
+        self._replicas.recorder.numerics.called_with((*args[1:], *kwargs.values()), has_replica=True)
 
     def after(self, token: Any, result: Any, error: type[BaseException] | None) -> None:
         """Nothing to do: only the begin counts."""

@@ -92,6 +92,37 @@ def test_two_replicas_that_differ_accuse_neither(tmp_path: Path) -> None:
 
     assert (found.name, found.culprits, found.step) == ("replica-desync", (), 2)
     assert "head.weight; in step 1 all were equal" in found.summary
+    assert not any("CHECKSUM_EVERY" in text for text in found.action), "the exact step is known"
+
+
+def test_replicas_that_never_were_equal_are_looked_for_in_how_they_were_made(tmp_path: Path) -> None:
+    logs = Logs(world_size=3)
+    wrapped(logs)
+    for rank in logs:
+        for step in range(3):
+            checked(rank, 7 + step + (rank.rank == 1), 8 + step + (rank.rank == 1))
+            stepped(rank)
+        rank.exit()
+
+    (found,) = serious(logs.load(tmp_path))
+
+    assert (found.name, found.culprits, found.step) == ("replica-desync", (1,), 0)
+    assert found.action[0].startswith("find out how rank 1 came by its weights")
+
+
+def test_parameters_that_the_wrapper_does_not_know_are_told_as_that(tmp_path: Path) -> None:
+    logs = Logs(world_size=2)
+    wrapped(logs)
+    for rank in logs:
+        for step in range(3):
+            checked(rank, 7 + step, 8 + step, 9 + step * rank.rank)
+            stepped(rank)
+        rank.exit()
+
+    (found,) = serious(logs.load(tmp_path))
+
+    assert (found.name, found.cause, found.step) == ("replica-desync", "added-later", 1)
+    assert "1 of 3 parameters differs, those that the model got after DDP had wrapped it" in found.summary
 
 
 def test_sharded_parameters_are_no_replicas(tmp_path: Path) -> None:
@@ -159,6 +190,23 @@ def test_first_step_is_found_in_logs_too_long_to_be_read_whole(tmp_path: Path, m
     found = next(each for each in serious(run) if each.name == "non-finite")
 
     assert (found.culprits, found.step) == ((2,), 20)
+
+
+def test_modules_of_a_model_that_is_spoiled_already_are_not_told(tmp_path: Path) -> None:
+    logs = Logs(world_size=2)
+    for rank in logs:
+        for step in range(3):
+            spoiled = rank.rank == 1 if step == 1 else step == 2
+            where = {"module": "embed", "origin": "parameters"} if step == 2 else {}
+            noted(rank, loss="nan" if spoiled else 1.0, nonfinite=["loss"] if spoiled else [], **where)
+            stepped(rank)
+        rank.exit()
+
+    (found,) = serious(logs.load(tmp_path))
+
+    assert (found.name, found.culprits, found.step) == ("non-finite", (1,), 1)
+    assert not any("embed" in text for text in found.evidence)
+    assert any("DISTDIAG_NUMERICS=modules" in text for text in found.action)
 
 
 def test_gradients_that_overflow_under_a_scaler_are_no_finding(tmp_path: Path) -> None:

@@ -103,6 +103,13 @@ def test_first_steps_are_checked_and_then_every_so_often(tmp_path: Path, monkeyp
         assert checked_steps(made) == [*range(FIRST_STEPS), 5, 10]
 
 
+def test_steps_between_are_checked_ever_more_seldom(tmp_path: Path) -> None:
+    with recording(tmp_path) as made, pretended_world():
+        Job().train(40)
+
+        assert checked_steps(made) == [*range(FIRST_STEPS), 8, 16, 32]
+
+
 def test_no_checksums_where_they_are_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISTDIAG_CHECKSUM_EVERY", "off")
     with recording(tmp_path) as made, pretended_world():
@@ -180,13 +187,13 @@ def test_step_after_one_without_peers_is_checked(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("DISTDIAG_CHECKSUM_EVERY", "1000")
     with recording(tmp_path) as made, pretended_world():
         job = Job()
-        job.train(6)
+        job.train(4)
         with job.model.no_sync():
             job.accumulate()
         job.step()
-        job.train(3)
+        job.train(2)
 
-        assert checked_steps(made) == [*range(FIRST_STEPS), 7]
+        assert checked_steps(made) == [*range(FIRST_STEPS), 5]
 
 
 def test_model_called_without_its_wrapper_leaves_gradients_apart(recorded: Recording) -> None:
