@@ -12,11 +12,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.data import DataLoader, IterableDataset, Sampler, WeightedRandomSampler
 
 from tests.faults.job import RANK, WORLD, start
-from tests.faults.silent import Job, Pairs
+from tests.faults.silent import Job, Pairs, layers
 from tests.faults.slow import BRIEF, LONG, Model, same, trained
 
 OFTEN = 60
@@ -95,6 +96,41 @@ def divided_and_apart() -> None:
     for _ in range(8):
         with job.model.no_sync():
             job.loss(job.sample()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def redrawn() -> None:
+    """Some steps after the first ones each rank draws the weights of a layer anew."""
+    job = Job()
+    for number in range(10):
+        job.step()
+        if number == 5:
+            torch.manual_seed(RANK)
+            nn.init.normal_(job.model.module[2].weight)
+
+
+def layer_added() -> None:
+    """A layer that the model gets after it was wrapped is trained, and its gradients are not averaged."""
+    model = layers()
+    job = Job(model)
+    torch.manual_seed(0)
+    model.append(nn.Linear(1, 1))
+    job.optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(6):
+        job.step()
+
+
+def value_in_shards() -> None:
+    model: Any = layers()
+    fully_shard(model[0])
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for number in range(8):
+        sample = torch.randn(4, 8)
+        if RANK == 1 and number == 5:
+            sample[0, 0] = float("nan")
+        model(sample).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 

@@ -47,6 +47,9 @@ SILENT: Mapping[Fault, int] = dict(
         _fault(
             "divided_and_apart", "missing-gradient-sync", 0, file="unusual", ranks=2, mentions="replicas stay equal"
         ),
+        _fault("redrawn", "replica-desync", 8, file="unusual", mentions="One of 4 parameters differs: 2.weight"),
+        _fault("layer_added", "replica-desync", 1, file="unusual", cause="added-later"),
+        _fault("value_in_shards", "non-finite", 5, 1, file="unusual", cause="batch"),
         _fault("leak", "host-memory-growth", -1, 1, ranks=2),
     )
 )
