@@ -99,6 +99,22 @@ def exposed_transfers(run: Run, code: str, name: str) -> Iterator[Finding]:
     )
 
 
+def incomparable(run: Run) -> str | None:
+    """Return why no rank's trace can be compared with the others', None where they can be or there is one rank."""
+    if run.world_size == 1:
+        return None
+    if run.world_size is None:
+        return "nothing tells how many ranks the job has: none of them is compared with the others"
+    if _whole_job(run) is not None:
+        steps = _steps(run.profiles)
+        few = f"{counted(steps, 'whole step')} in the traces, of which {ENOUGH_STEPS} are compared"
+        return few if steps < ENOUGH_STEPS else None
+    traced = len(set(run.profiles["rank"].tolist()))
+    if traced < run.world_size:
+        return f"{traced} of {run.world_size} ranks were traced: one that was not may be what the others wait for"
+    return "the traces are not of the same steps, or there are several of a rank: ranks are not compared"
+
+
 def _whole_job(run: Run) -> pd.DataFrame | None:
     """Return the profiles by rank, if each rank of the job has exactly one, of the same steps."""
     rows = run.profiles

@@ -8,6 +8,7 @@ from distdiag.analyzers.investigation.lives import End, lives_of
 from distdiag.analyzers.investigation.sources import healthy_confidence, in_words, recorded
 from distdiag.analyzers.investigation.trust import data_in_words
 from distdiag.analyzers.performance.accusations import unexplained_in
+from distdiag.analyzers.performance.traced import incomparable
 from distdiag.analyzers.training.nonfinite import DIVERGED
 from distdiag.findings import Confidence, Finding, Severity, Verdict
 from distdiag.run import Run
@@ -136,9 +137,11 @@ def _nothing_in_tables(run: Run) -> Verdict:
     if not run.profiles["window_ns"].any():
         # Nothing was measured, so nothing can stand out: the reasons are in the table.
         return Verdict(name=HEALTHY, summary=f"no device work to judge in {traces}", confidence=Confidence.LOW)
+    alone = incomparable(run)
+    covers = "a profiler trace covers a few steps of one rank: what other steps and ranks did is not told"
     return Verdict(
         name=HEALTHY,
         summary=f"nothing stands out in {traces}",
-        confidence=Confidence.MEDIUM,
-        evidence=("a profiler trace covers a few steps of one rank: what other steps and ranks did is not told",),
+        confidence=Confidence.MEDIUM if alone is None else Confidence.LOW,
+        evidence=(covers,) if alone is None else (alone, covers),
     )

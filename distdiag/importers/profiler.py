@@ -13,11 +13,13 @@ from typing import Any
 from distdiag.errors import DistdiagError
 from distdiag.importers._contract import Measured
 from distdiag.importers._ranks import told_rank_in_name
+from distdiag.importers._text.filenames import numbered
 from distdiag.importers._traces.chunks import unpacked_head
 from distdiag.importers._traces.collectives import Collectives, collectives
 from distdiag.importers._traces.device import timelines
 from distdiag.importers._traces.pieces import NotATraceError
 from distdiag.importers._traces.timeline import Timeline
+from distdiag.importers._traces.times import MAX_NUMBER
 from distdiag.importers._traces.trace import Trace, read_trace
 from distdiag.run import COLLECTIVE_COLUMNS, PROFILE_COLUMNS, Measurements
 from distdiag.run.frames import frame
@@ -52,13 +54,14 @@ def read(files: Sequence[Path]) -> Measured:
     Raises ``DistdiagError`` when none of the files holds a trace.
     """
     notes: list[str] = []
-    traces = list(_measured(sorted(files), notes))
-    if not traces:
+    read = list(_measured(sorted(files), notes))
+    if not read:
         raise DistdiagError(
             f"no trace could be read from {len(files)} profiler {'file' if len(files) == 1 else 'files'}"
             + "".join(f": {note}" for note in notes[:1]),
             "are they whole? a trace is what torch.profiler's export_chrome_trace writes",
         )
+    traces = _newest(read, notes)
     ranks = _ranks(traces, notes)
     ordered = sorted(zip(ranks, traces, strict=True), key=lambda each: (each[0], each[1].file))
     return Measured(
@@ -78,12 +81,15 @@ class _Trace:
     file: str
     rank: int | None
     world_size: int | None
+    begins_ns: int
+    """When the first activity of its device began."""
     rows: tuple[Mapping[str, Any], ...]
     collectives: Collectives
 
 
 def _measured(files: Sequence[Path], notes: list[str]) -> Iterator[_Trace]:
     common = os.path.commonpath([file.parent.absolute() for file in files])
+    numbers = numbered(files)
     for file in files:
         try:
             trace = read_trace(file)
@@ -93,11 +99,31 @@ def _measured(files: Sequence[Path], notes: list[str]) -> Iterator[_Trace]:
         notes += trace.notes
         yield _Trace(
             file=os.path.relpath(file.absolute(), common),
-            rank=trace.rank if trace.rank is not None else told_rank_in_name(file),
+            rank=next(
+                (rank for rank in (trace.rank, told_rank_in_name(file), numbers.get(file)) if rank is not None), None
+            ),
             world_size=trace.world_size,
+            begins_ns=trace.base_ns + int(trace.activity.start_ns.min(initial=MAX_NUMBER)),
             rows=tuple(_rows(trace)),
             collectives=collectives(trace),
         )
+
+
+def _newest(traces: Sequence[_Trace], notes: list[str]) -> Sequence[_Trace]:
+    """Return of each rank the newest trace, where all have equally many: the profiler's schedule repeats itself."""
+    by_rank: dict[int | None, list[_Trace]] = {}
+    for trace in sorted(traces, key=lambda each: each.begins_ns):
+        by_rank.setdefault(trace.rank, []).append(trace)
+    (count, *others) = {len(of_rank) for of_rank in by_rank.values()}
+    if count < 2 or others or None in by_rank or not all(map(_follow, by_rank.values())):
+        return traces
+    notes.append(f"of {count} traces of each rank the newest is measured")
+    return [of_rank[-1] for of_rank in by_rank.values()]
+
+
+def _follow(traces: Sequence[_Trace]) -> bool:
+    """Return whether the traces of one rank are of different times."""
+    return len({trace.begins_ns for trace in traces}) == len(traces)
 
 
 def _ranks(traces: Sequence[_Trace], notes: list[str]) -> list[int]:

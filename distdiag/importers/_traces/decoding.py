@@ -25,12 +25,15 @@ class Arguments(msgspec.Struct, gc=False):
     """The few of an event's arguments that are looked at."""
 
     stream: Any = None
+    queue: Any = msgspec.field(default=None, name="sycl queue")
+    """What traces of Intel's devices have in place of a stream."""
     correlation: Any = None
     device: Any = None
     collective: Any = msgspec.field(default=None, name="Collective name")
     group: Any = msgspec.field(default=None, name="Process Group Name")
     description: Any = msgspec.field(default=None, name="Process Group Description")
     members: Any = msgspec.field(default=None, name="Process Group Ranks")
+    size: Any = msgspec.field(default=None, name="Group size")
     seq: Any = msgspec.field(default=None, name="Seq")
 
 

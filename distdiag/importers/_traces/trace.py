@@ -25,9 +25,11 @@ _COPIES = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset"})
 _LAUNCHERS = ("_runtime", "_driver")
 _OLD_LAUNCHERS = frozenset({"Runtime"})
 _P2P = frozenset({"send", "recv"})
+DEFAULT_GROUP = "default_pg"
 _ANNOTATION = "user_annotation"
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})$")
-_COLLECTIVE = re.compile(r"(?:void )?(?:nccl|rccl)|.*\bnccl(?:Dev)?Kernel", re.DOTALL)
+_DIGITS = re.compile(r"\d{1,18}")
+_COLLECTIVE = re.compile(r"(?:void )?(?:nccl|rccl|oneccl)|.*\bnccl(?:Dev)?Kernel", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -138,6 +140,8 @@ class _Columns:
     launches: list[Numbers] = field(default_factory=list)
     steps: list[Numbers] = field(default_factory=list)
     rows: int = 0
+    default_size: int = UNKNOWN
+    """Size of the group of all ranks, where a kernel tells it."""
 
     def add(self, events: Sequence[Event]) -> None:
         """Keep what is needed of some events."""
@@ -165,7 +169,7 @@ class _Columns:
                 start,
                 start + duration,
                 [max(UNKNOWN, _whole(a.device)) for a in arguments],
-                [_whole(a.stream) for a in arguments],
+                [_stream_of(a) for a in arguments],
                 [_whole(a.correlation) for a in arguments],
                 [self._kind(event, name) for event, name in zip(events, names, strict=True)],
                 names,
@@ -209,6 +213,8 @@ class _Columns:
 
     def _group(self, arguments: Arguments) -> int:
         told = (arguments.group, arguments.description, arguments.members)
+        if arguments.description == DEFAULT_GROUP:
+            self.default_size = max(self.default_size, _whole(arguments.size))
         key = tuple(each[:MAX_NAME_CHARACTERS] if isinstance(each, str) else "" for each in told)
         if len(self.groups) >= MAX_NAMES:
             return UNKNOWN
@@ -221,7 +227,7 @@ class _Columns:
         launches = np.concatenate([np.empty((2, 0), np.int64), *self.launches], axis=1)
         steps = np.concatenate([np.empty((2, 0), np.int64), *self.steps], axis=1)
         told = facts.distributed if isinstance(facts.distributed, dict) else {}
-        rank, world = _whole(told.get("rank")), _whole(told.get("world_size"))
+        rank, world = _whole(told.get("rank")), max(_whole(told.get("world_size")), self.default_size)
         base_ns = _whole(facts.base_ns)
         return Trace(
             path=path,
@@ -250,11 +256,15 @@ class _Columns:
 
 
 def _stream(event: Event) -> int:
-    return _whole(event.args.stream) if isinstance(event.args, Arguments) else UNKNOWN
+    return _stream_of(event.args) if isinstance(event.args, Arguments) else UNKNOWN
+
+
+def _stream_of(arguments: Arguments) -> int:
+    return _whole(arguments.stream if arguments.stream is not None else arguments.queue)
 
 
 def _whole(value: Any) -> int:
-    """Return a number that is not negative as it is, -1 for everything else."""
-    if type(value) is float and value.is_integer():
+    """Return a number that is not negative as it is, also where it is written as text, -1 for everything else."""
+    if (type(value) is float and value.is_integer()) or (type(value) is str and _DIGITS.fullmatch(value)):
         value = int(value)
     return value if type(value) is int and 0 <= value < MAX_NUMBER else UNKNOWN
