@@ -11,6 +11,7 @@ and marks lines that the test wants to find in call sites with a comment: ``loss
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -28,6 +29,9 @@ from tests.recordings import RankLog, read_logs
 
 CAP_SECONDS = 60.0
 """No program of a test takes as long, even with other work on the machine."""
+FIRST_PORT = 10_000
+"""Servers that people run listen below it."""
+USUAL_FIRST_OF_CONNECTIONS = 32_768
 ROOT = Path(__file__).parents[1]
 Process = subprocess.Popen[bytes] | Rank
 
@@ -141,10 +145,19 @@ def launcher_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that nobody listens on, and that no connection gets by chance before somebody does."""
+    while True:
+        port = FIRST_PORT + secrets.randbelow(_first_of_connections() - FIRST_PORT)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def _first_of_connections() -> int:
+    """Return the first of the ports that the kernel hands out to connections."""
+    ports = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    first = int(ports.read_text().split()[0]) if ports.exists() else USUAL_FIRST_OF_CONNECTIONS
+    return first if first > FIRST_PORT else USUAL_FIRST_OF_CONNECTIONS
 
 
 def _wait(processes: Sequence[Process], cap_seconds: float) -> list[int]:
