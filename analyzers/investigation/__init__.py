@@ -18,22 +18,20 @@ from distdiag.analyzers.investigation.divergence import Divergence
 from distdiag.analyzers.investigation.first_divergence import divergence_of
 from distdiag.analyzers.investigation.giving_up import giving_up
 from distdiag.analyzers.investigation.incident import Disagreement, Incident
-from distdiag.analyzers.investigation.issued import group_name
 from distdiag.analyzers.investigation.joining import INIT, unmet
 from distdiag.analyzers.investigation.lives import End, Life, lives_of
 from distdiag.analyzers.investigation.loops import Labels
+from distdiag.analyzers.investigation.mismatches import of_reductions, of_sizes, of_splits, of_told_sizes
 from distdiag.analyzers.investigation.naming import Name
 from distdiag.analyzers.investigation.own_deaths import deaths_of
-from distdiag.analyzers.investigation.paths import location, own_line
+from distdiag.analyzers.investigation.paths import location
 from distdiag.analyzers.investigation.program import Programs
 from distdiag.analyzers.investigation.queues import queues_of
-from distdiag.analyzers.investigation.reductions import of_several_kinds, reduction_mismatches, told_apart
+from distdiag.analyzers.investigation.reductions import of_several_kinds, told_apart
 from distdiag.analyzers.investigation.scene import Scene
-from distdiag.analyzers.investigation.sizes import SizeMismatch, of_messages, size_mismatches
-from distdiag.analyzers.investigation.splits import split_mismatches
+from distdiag.analyzers.investigation.sizes import of_messages, size_mismatches
 from distdiag.analyzers.investigation.standing import standing
 from distdiag.analyzers.investigation.streams import collectives_of, groups_that_differ
-from distdiag.analyzers.investigation.told import told_sizes
 from distdiag.analyzers.investigation.trust import confidence_of, within_source
 from distdiag.analyzers.investigation.unexplained import unexplained
 from distdiag.analyzers.investigation.waitfor import Wait
@@ -88,10 +86,10 @@ def _investigate(run: Run) -> Investigation:
         *_unmet(run, lives),
         *_group_lists(run, lives, stuck),
         *disagreements,
-        *_splits(run, collectives, stuck),
-        *_reductions(run, several, stuck, beside=disagreements),
-        *_sizes(run, [*size_mismatches(run, collectives), *of_messages(run, queues.unequal)], stuck),
-        *_told(run, stuck),
+        *of_splits(run, collectives, stuck),
+        *of_reductions(run, several, stuck, beside=[d for each in disagreements if (d := _divergence_in(each))]),
+        *of_sizes(run, [*size_mismatches(run, collectives), *of_messages(run, queues.unequal)], stuck),
+        *of_told_sizes(run, stuck),
         *_deaths(run, deaths_of(run, lives, since), stuck),
     ]
     roots = _first(found)
@@ -183,91 +181,6 @@ def _disagreements(
             divergence = programs.decided(divergence)
         if divergence is not None and not divergence.only_combines_otherwise:
             yield disagreement(run, divergence, labels, stuck)
-
-
-def _splits(run: Run, calls: pd.DataFrame, stuck: frozenset[int]) -> Iterator[Incident]:
-    for mismatch in split_mismatches(run, calls):
-        culprits = () if mismatch.culprit is None else (mismatch.culprit,)
-        call = mismatch.calls[mismatch.culprit] if mismatch.culprit is not None else mismatch.receiver
-        shared = {frame for each in mismatch.calls.values() for frame in each.path[:-1]}
-        sites = {rank: line for rank, each in mismatch.calls.items() if (line := own_line(each.path, ())) is not None}
-        yield Incident(
-            name=Name.SPLIT if mismatch.lists else Name.SHAPE,
-            time_ns=mismatch.time_ns,
-            basis=mismatch,
-            culprits=culprits,
-            victims=tuple(sorted((stuck | set(mismatch.calls)) - set(culprits))),
-            group=group_name(run, mismatch.key.partition("[")[0], _members(run, mismatch.key)),
-            members=_members(run, mismatch.key),
-            seq=mismatch.seq,
-            op=call.op,
-            step=call.step,
-            site=own_line(call.path, shared - set(call.path[-1:])),
-            sites=sites,
-            evidence=(),
-        )
-
-
-def _reductions(
-    run: Run, several: pd.DataFrame, stuck: frozenset[int], *, beside: Sequence[Incident]
-) -> Iterator[Incident]:
-    parted = {d.group.key: d for each in beside if (d := _divergence_in(each)) is not None and not d.weak}
-    for mismatch in reduction_mismatches(run, several):
-        divergence = parted.get(mismatch.key)
-        if divergence is not None and divergence.seq <= mismatch.seq:
-            continue  # calls that were never meant for each other
-        call = mismatch.calls[mismatch.odd[0] if mismatch.odd else min(mismatch.calls)]
-        yield Incident(
-            name=Name.OP,
-            time_ns=mismatch.time_ns,
-            basis=mismatch,
-            culprits=mismatch.odd,
-            victims=tuple(sorted((stuck | set(mismatch.calls)) - set(mismatch.odd))),
-            group=group_name(run, mismatch.key.partition("[")[0], _members(run, mismatch.key)),
-            members=_members(run, mismatch.key),
-            seq=mismatch.seq,
-            op=call.op,
-            step=call.step,
-            site=call.site if mismatch.odd else None,
-            sites={rank: each.site for rank, each in mismatch.calls.items() if each.site is not None},
-        )
-
-
-def _sizes(run: Run, mismatches: Iterable[SizeMismatch], stuck: frozenset[int]) -> Iterator[Incident]:
-    for mismatch in mismatches:
-        everybody = len(mismatch.odd) == len(mismatch.calls)
-        culprits = () if everybody else mismatch.odd
-        call = mismatch.calls[mismatch.odd[0] if mismatch.odd else min(mismatch.calls)]
-        yield Incident(
-            name=Name.SHAPE,
-            time_ns=mismatch.time_ns,
-            basis=mismatch,
-            culprits=culprits,
-            victims=tuple(sorted((stuck | set(mismatch.calls)) - set(culprits))),
-            group=group_name(run, mismatch.key.partition("[")[0], _members(run, mismatch.key)),
-            members=_members(run, mismatch.key),
-            seq=mismatch.seq,
-            op=call.op,
-            step=call.step,
-            site=call.site,
-            sites={rank: each.site for rank, each in mismatch.calls.items() if each.site is not None},
-        )
-
-
-def _members(run: Run, key: str) -> tuple[int, ...] | None:
-    rows = run.calls[run.calls["group_key"] == key]
-    return rows["members"].iloc[0] if len(rows) else None
-
-
-def _told(run: Run, stuck: frozenset[int]) -> Iterator[Incident]:
-    for sizes in told_sizes(run):
-        yield Incident(
-            name=Name.SHAPE,
-            time_ns=sizes.time_ns,
-            basis=sizes,
-            victims=tuple(sorted(stuck | {sizes.rank})),
-            sites=sizes.sites,
-        )
 
 
 # ---- deaths -----------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def standstill(job: Job) -> Iterator[Condition]:
     if any(may_move(job, state) for state in living):
         return
     broken = [pair for links in {state.groups.links for state in living} for pair in links.broken()]
-    suspects = suspected(job) or cut_off(broken, {state.rank: state.host for state in living})
+    suspects = suspected(job) or _stopped(job) or cut_off(broken, {state.rank: state.host for state in living})
     since = min(job.still(state) for state in living)
     limit = max(limit_of(state) for state in living)
     places = places_of(job, suspects)
@@ -48,6 +48,13 @@ def standstill(job: Job) -> Iterator[Condition]:
         limit_seconds=limit,
         confirm_seconds=CONFIRM_SECONDS,
     )
+
+
+def _stopped(job: Job) -> tuple[int, ...]:
+    """Return the ranks whose process is stopped, if that of others is not: it may be within a call that all are in."""
+    living = job.living
+    stopped = [state.rank for state in living if job.silence(state) and job.process_of(state) == "stopped"]
+    return tuple(sorted(stopped)) if len(stopped) < len(living) else ()
 
 
 def _unanswered(broken: list[tuple[int, int]]) -> Iterator[str]:

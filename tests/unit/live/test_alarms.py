@@ -3,6 +3,10 @@
 import json
 import os
 import random
+import signal
+import socket
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -38,6 +42,26 @@ def test_stalled_job_is_told_once_with_the_rank_that_others_wait_for(tmp_path: P
     assert "rank 2 is in its data loader" in alarm.condition.summary
     assert "ranks 0-1 wait" in alarm.condition.summary
     assert len(changes) == 1
+
+
+def test_rank_that_was_stopped_within_the_call_that_all_are_in_is_named(tmp_path: Path) -> None:
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    try:
+        os.kill(process.pid, signal.SIGSTOP)
+        watched = Watched(tmp_path, world_size=3)
+        header = watched.logs[1].header
+        header.host, header.pid, header.wall_ns = socket.gethostname(), process.pid, time.time_ns()
+        watched.train(steps=5)
+        for log in watched.logs:
+            log.all_reduce("train.py:10 step", pending=True)
+
+        (alarm,) = raised(watched.pass_by(12, without=(1,), waiting=(6,)))
+    finally:
+        process.kill()
+        process.wait()
+
+    assert (alarm.kind, alarm.condition.ranks) == (Kind.STALL, (1,))
+    assert "its process is stopped" in alarm.condition.summary
 
 
 def test_alarm_is_cleared_when_the_job_goes_on(tmp_path: Path) -> None:
