@@ -13,7 +13,7 @@ from distdiag.findings import Report, as_json
 from distdiag.run import load
 from tests.ranks import free_port, surroundings
 
-CAP_SECONDS = 150
+CAP_SECONDS = 400
 TRAIN = """
 import os, signal, sys, time
 import torch

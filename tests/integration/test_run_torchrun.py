@@ -7,7 +7,7 @@ from pathlib import Path
 
 from distdiag import events
 
-CAP_SECONDS = 90
+CAP_SECONDS = 240
 
 TRAIN = """
 import sys

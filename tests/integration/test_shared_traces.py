@@ -141,7 +141,7 @@ def test_a_directory_of_two_ranks_shows_both_and_who_came_last(tmp_path: Path) -
         shutil.copy(TRACES / name, tmp_path)
 
     done = subprocess.run(
-        [sys.executable, "-m", "distdiag", "analyze", str(tmp_path)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "distdiag", "analyze", str(tmp_path)], capture_output=True, text=True, timeout=150
     )
 
     assert done.returncode == 0, done.stderr
@@ -155,7 +155,7 @@ def test_one_packed_trace_is_analysed_by_itself() -> None:
         [sys.executable, "-m", "distdiag", "analyze", str(TRACES / "tracelens_resnet.json.gz"), "--format", "json"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
     )
 
     row = json.loads(done.stdout)["performance"]["profiler"][0]

@@ -35,7 +35,7 @@ stop({"freeze": freeze}.get(sys.argv[2]) or own_signal(getattr(signal, sys.argv[
 def dump(directory: Path, how: str) -> tuple[Path, int]:
     script, file = directory / "program.py", directory / "rank00000.crash.txt"
     script.write_text(PROGRAM)
-    ended = subprocess.run([sys.executable, str(script), str(file), how], timeout=30, check=False)
+    ended = subprocess.run([sys.executable, str(script), str(file), how], timeout=90, check=False)
     return file, ended.returncode
 
 

@@ -165,7 +165,8 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> "list[threading.Event]":
 def test_hanging_target_holds_up_neither_append_nor_close(
     target: Path, hanging: "list[threading.Event]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shipping, "PATIENCE_SECONDS", 0.3)
+    patience = 1.0
+    monkeypatch.setattr(shipping, "PATIENCE_SECONDS", patience)
     log = open_journal(target, segment_bytes=1000)
     longest = 0.0
 
@@ -181,8 +182,8 @@ def test_hanging_target_holds_up_neither_append_nor_close(
     closing = timed(log.close)
     hanging[0].set()
 
-    assert longest < 0.25
-    assert closing < 1.5
+    assert longest < patience
+    assert closing < 8 * patience  # the target hangs for longer
     assert log.shipped_from is not None
     assert len(records_in(log.shipped_from)) == 500
 

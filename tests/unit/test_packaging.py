@@ -15,7 +15,7 @@ MAPPED = {"distdiag.hooks": "hooks", "distdiag.analyzers": "analyzers"}
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=150)
 
 
 def setuptools_settings() -> dict[str, object]:

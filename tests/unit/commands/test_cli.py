@@ -14,7 +14,7 @@ from distdiag.analyzers import ANALYZERS
 from distdiag.cli import COMMANDS, cli
 from tests.logs import Logs
 
-CAP_SECONDS = 60
+CAP_SECONDS = 150
 HEAVY = ("torch", "pandas", "duckdb", "ibis", "rich", "numpy")
 
 

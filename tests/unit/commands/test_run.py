@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-CAP_SECONDS = 60
+CAP_SECONDS = 150
 
 SELF_PORTRAIT = """
 import json, multiprocessing, sys

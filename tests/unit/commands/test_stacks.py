@@ -33,7 +33,7 @@ def distdiag(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "distdiag", "stacks", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         env={**os.environ, "COLUMNS": "100"},
     )
 
@@ -68,7 +68,7 @@ def may_trace() -> bool:
         try:
             for _ in range(20):
                 done = subprocess.run(
-                    [_processes._py_spy(), "dump", "--pid", str(process.pid)], capture_output=True, timeout=30
+                    [_processes._py_spy(), "dump", "--pid", str(process.pid)], capture_output=True, timeout=90
                 )
                 if done.returncode == 0:
                     return True

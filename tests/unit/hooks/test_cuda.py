@@ -235,13 +235,14 @@ def test_completion_hook_tells_end_and_duration(calls: Calls) -> None:
         seq=2, time_finished=datetime.now() - timedelta(seconds=1), active_duration=timedelta(milliseconds=5)
     )
 
+    ended_ns = time.monotonic_ns() - 1_000_000_000
     listeners[0](finished)
 
     (done,) = calls.done().values()
     assert done.call == second.call != first.call
     assert done.clock == "device"
     assert done.duration_ns == 5 * MILLISECOND_NS
-    assert done.end_ns == pytest.approx(time.monotonic_ns() - 1_000_000_000, abs=200 * MILLISECOND_NS)
+    assert done.end_ns == pytest.approx(ended_ns, abs=200 * MILLISECOND_NS)
 
 
 def test_completion_hook_is_not_put_on_groups_that_are_in_use(calls: Calls) -> None:

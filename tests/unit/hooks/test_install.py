@@ -205,7 +205,7 @@ def python(code: str, directory: Path, *arguments: str) -> subprocess.CompletedP
         env={**os.environ, "PYTHONPATH": str(ROOT), "DISTDIAG_DIR": str(directory / "logs")},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
     )
 
 

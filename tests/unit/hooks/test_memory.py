@@ -127,7 +127,7 @@ def test_memory_of_workers_is_their_own_and_ends_with_them(recorded: Recording) 
     workers = memory.Workers(recorded.recorder)
 
     held = workers.own_bytes(1)
-    worker.communicate(b"\n", timeout=30)
+    worker.communicate(b"\n", timeout=90)
 
     assert held is not None
     assert 50 << 20 <= held < 200 << 20

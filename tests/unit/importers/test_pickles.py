@@ -87,7 +87,7 @@ def test_a_pickle_cannot_ask_for_more_memory_than_a_dump_needs(data: bytes, tmp_
         "except RefusedError as error: assert 'MemoryError' not in str(error), error\n"
     )
 
-    done = subprocess.run([sys.executable, "-c", program, str(file)], capture_output=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program, str(file)], capture_output=True, timeout=150, check=False)
 
     assert done.returncode == 0, done.stderr.decode()
 

@@ -445,7 +445,7 @@ def test_traces_of_other_tools_are_no_profiler_traces(tmp_path: Path) -> None:
     exported = tmp_path / "logs" / "export.json"
 
     subprocess.run(
-        [sys.executable, "-m", "distdiag", "trace", str(directory), "-o", str(exported)], check=True, timeout=60
+        [sys.executable, "-m", "distdiag", "trace", str(directory), "-o", str(exported)], check=True, timeout=150
     )
 
     assert b'"traceEvents"' in exported.read_bytes()

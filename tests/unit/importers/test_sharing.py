@@ -35,7 +35,7 @@ def shared_out(directory: Path, code: str) -> str:
     """Run code in a process without other threads: only such a one can be copied."""
     program = textwrap.dedent(PREPARED) + textwrap.dedent(code)
     command = [sys.executable, "-c", program, str(written(directory))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
