@@ -41,7 +41,9 @@ def _summary(incident: Incident, absence: Absence) -> str:
     late = "had not come"
     gave_up = absence.wait.given_up_ns is not None or absence.first is not None
     if absence.arrived_ns is not None and gave_up:
-        late = _came(absence.arrived_ns, absence.wait.since_ns, absence.until_ns)
+        late = "came too late"
+        if absence.one_time:
+            late = _came(absence.arrived_ns, absence.wait.since_ns, absence.until_ns)
     site = f" ({short(place.site)})" if place.site is not None else ""
     it = "It" if len(incident.culprits) == 1 else f"rank {place.rank}"
     others = absence.apart[0]

@@ -74,6 +74,8 @@ def _where(incident: Incident, place: Whereabouts, absence: Absence) -> str:
     it = "It" if len(incident.culprits) == 1 else f"rank {place.rank}"
     if not place.told:
         return f"{it if len(incident.culprits) == 1 else 'Each of them'} {place.doing}{site}"
+    if not absence.one_time:
+        return f"{it} {place.doing}{site}"
     lasted = seconds(max(0, absence.until_ns - place.since_ns))
     return f"{it} {place.doing}{f', {lasted} before' if place.cause == 'exited' else f' for {lasted}'}{site}"
 

@@ -17,10 +17,10 @@ What to do
 from collections.abc import Iterator
 from dataclasses import replace
 
-from distdiag.analyzers._wording import named, seconds, verb
+from distdiag.analyzers._wording import named, verb
 from distdiag.analyzers.investigation import investigate
 from distdiag.analyzers.investigation.incident import Incident, Together
-from distdiag.analyzers.investigation.telling import at
+from distdiag.analyzers.investigation.telling import at, gave_up
 from distdiag.findings import Finding
 from distdiag.live.links import Links, cut_off
 from distdiag.run import Run
@@ -42,7 +42,7 @@ def analyze(run: Run) -> Iterator[Finding]:
 def _summary(incident: Incident, together: Together) -> str:
     wait = together.wait
     waiters = tuple(sorted(wait.waiters))
-    ended = f"gave up after {seconds(wait.given_up_ns - wait.since_ns)}" if wait.given_up_ns else "still wait"
+    ended = gave_up(wait) if wait.given_up_ns is not None else "still wait"
     return (
         f"all of {named(waiters)} {verb(waiters, 'is', 'are')} in {incident.operation}{incident.at_step}, "
         f"and it does not end\n"

@@ -10,19 +10,20 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from distdiag.analyzers._wording import first_line
+from distdiag.analyzers._wording import first_line, named
 from distdiag.analyzers.investigation.creation import GroupLists, asked_by_rank, differing_lists
 from distdiag.analyzers.investigation.deaths import Death
 from distdiag.analyzers.investigation.disagreements import disagreement
 from distdiag.analyzers.investigation.divergence import Divergence
 from distdiag.analyzers.investigation.first_divergence import divergence_of
 from distdiag.analyzers.investigation.giving_up import giving_up
-from distdiag.analyzers.investigation.incident import Disagreement, Incident
+from distdiag.analyzers.investigation.incident import Disagreement, Incident, Unexplained
 from distdiag.analyzers.investigation.joining import INIT, unmet
 from distdiag.analyzers.investigation.lives import End, Life, lives_of
 from distdiag.analyzers.investigation.loops import Labels
 from distdiag.analyzers.investigation.mismatches import of_reductions, of_sizes, of_splits, of_told_sizes
 from distdiag.analyzers.investigation.naming import Name
+from distdiag.analyzers.investigation.other_clocks import at_other_times, why_uncertain
 from distdiag.analyzers.investigation.own_deaths import deaths_of
 from distdiag.analyzers.investigation.paths import location
 from distdiag.analyzers.investigation.program import Programs
@@ -33,7 +34,7 @@ from distdiag.analyzers.investigation.sizes import of_messages, size_mismatches
 from distdiag.analyzers.investigation.standing import standing
 from distdiag.analyzers.investigation.streams import collectives_of, groups_that_differ
 from distdiag.analyzers.investigation.trust import confidence_of, within_source
-from distdiag.analyzers.investigation.unexplained import unexplained
+from distdiag.analyzers.investigation.unexplained import INSUFFICIENT, unexplained
 from distdiag.analyzers.investigation.waitfor import Wait
 from distdiag.analyzers.investigation.waits import blocked_calls, blocked_since, waits_of
 from distdiag.run import Run
@@ -71,6 +72,42 @@ def _investigate(run: Run) -> Investigation:
     if run.only_measured:
         return Investigation(incidents=())  # without logs nothing is known to stand still
     lives = lives_of(run)
+    roots, waits = _roots(run, lives)
+    if roots:
+        for other in at_other_times(run, lives):
+            found, _ = _roots(other, lives_of(other))
+            if _accused(found) != _accused(roots):
+                roots = (_depending_on_clocks(run, roots, found),)
+                break
+    return Investigation(
+        incidents=tuple(confidence_of(run, within_source(run, incident)) for incident in roots), waits=waits
+    )
+
+
+def _accused(roots: Sequence[Incident]) -> list[tuple[str, tuple[int, ...]]]:
+    return [(incident.name, incident.culprits) for incident in roots]
+
+
+def _depending_on_clocks(run: Run, roots: Sequence[Incident], others: Sequence[Incident]) -> Incident:
+    """Return that it is one thing or another, whichever clocks are right."""
+    either = [words for found in (roots, others) if (words := _suspicion(found))]
+    ranks = {rank for incident in roots for rank in (*incident.culprits, *incident.victims)}
+    return Incident(
+        name=INSUFFICIENT,
+        time_ns=roots[0].time_ns,
+        basis=Unexplained(
+            ranks=tuple(sorted(ranks)),
+            reason=f"{' or '.join(either)}: which of them cannot be told, {why_uncertain(run)}",
+        ),
+    )
+
+
+def _suspicion(found: Sequence[Incident]) -> str:
+    return next((f"{each.name} ({named(each.culprits)})" if each.culprits else each.name for each in found), "")
+
+
+def _roots(run: Run, lives: Mapping[int, Life]) -> tuple[tuple[Incident, ...], tuple[Wait, ...]]:
+    """Return what went wrong first, and the operations that cannot end."""
     blocked = blocked_calls(run, lives)
     queues = queues_of(run, lives)
     waits = (*waits_of(run, lives, blocked), *queues.waits)
@@ -99,9 +136,7 @@ def _investigate(run: Run) -> Investigation:
         roots = standing(Scene(run, lives, waits, collectives, queues.halted, then))
     if not roots and in_trouble:
         roots = tuple(unexplained(run, lives))
-    return Investigation(
-        incidents=tuple(confidence_of(run, within_source(run, incident)) for incident in roots), waits=waits
-    )
+    return roots, waits
 
 
 def _first(found: Sequence[Incident]) -> tuple[Incident, ...]:

@@ -95,8 +95,9 @@ def _absence(scene: Scene, absent: Sequence[_Absent]) -> Incident:
         until_ns=scene.until_ns(wait),
         arrived_ns=min(arrivals, default=None),
         timeout_seconds=scene.timeout_seconds(wait if left is None else left),
-        first=None if scene.then is None or left is None else (scene.then.rank, scene.then.time_ns - left.since_ns),
+        first=None if scene.then is None or left is None else (scene.then.rank, left.waited_ns or 0),
         apart=_apart(scene, wait, frozenset(culprits)),
+        one_time=scene.compares((*wait.waiters, *culprits)),
     )
     return scene.incident(
         absent[0].name,
@@ -156,8 +157,10 @@ def _evidence(scene: Scene, place: Whereabouts, wait: Wait) -> tuple[str, ...]:
     until = "the others gave up" if wait.given_up_ns is not None else "the logs end"
     if scene.then is not None and wait.given_up_ns is None:
         until = f"rank {scene.then.rank} gave up"
-    lasted = seconds(max(0, scene.until_ns(wait) - place.since_ns))
-    said = f"rank {place.rank} {place.doing} for {lasted} when {until}"
+    said = f"rank {place.rank} {place.doing} when {until}"
+    if scene.compares((*wait.waiters, place.rank)):
+        lasted = seconds(max(0, scene.until_ns(wait) - place.since_ns))
+        said = f"rank {place.rank} {place.doing} for {lasted} when {until}"
     return (said,) if place.detail is None else (said, f"rank {place.rank}: {place.detail}")
 
 

@@ -15,7 +15,8 @@ LAST_MOMENTS_AT_MOST_NS = 10 * SECOND_NS
 def deadline_ns(timeout_seconds: float | None, since_ns: int, given_up_ns: int) -> int:
     """Return until when a rank could come in time: a timeout expires a while before its error is seen and recorded.
 
-    A wait that was shorter than its timeout gave up for another reason: until that moment.
+    Both moments are of one waiter, by its own clock. A wait that was shorter than its timeout gave up for another
+    reason: until that moment.
     """
     timeout_ns = NEVER_NS if timeout_seconds is None or math.isnan(timeout_seconds) else timeout_seconds * SECOND_NS
     if given_up_ns - since_ns < WHOLE_TIMEOUT * timeout_ns:

@@ -8,7 +8,6 @@ shift by it would change is not told.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +15,11 @@ import pandas as pd
 
 from distdiag.analyzers._wording import named, seconds
 from distdiag.analyzers.investigation.lives import SECOND_NS, End, Life
+from distdiag.analyzers.investigation.other_clocks import on_other_clocks, why_uncertain
 from distdiag.analyzers.investigation.queues import Halted, queues_of
-from distdiag.analyzers.investigation.rows import records
 from distdiag.analyzers.investigation.waitfor import Wait, reached, standstill
 from distdiag.analyzers.investigation.waits import blocked_calls, waits_of
 from distdiag.run import Run
-from distdiag.run.clocks import SAME_CLOCK_NS
 
 NOT_COMPARED_NS = 60 * SECOND_NS
 """Clocks that nothing compares may differ by minutes: one of the hosts may have no time service."""
@@ -51,7 +49,7 @@ def giving_up(run: Run, lives: Mapping[int, Life]) -> GivingUp | None:
     if first is None:
         return None
     rank, time_ns = first
-    elsewhere, error_ns = _elsewhere(run, rank), _error_ns(run)
+    elsewhere, error_ns = on_other_clocks(run, rank), _error_ns(run)
     if not _goes_on(run.calls, time_ns - error_ns * bool(elsewhere)):
         return None
     at = _Moment(run, lives, dict.fromkeys(run.ranks, time_ns))
@@ -176,31 +174,13 @@ def _covered(starts: Integers, ends: Integers, since_ns: int) -> int:
     return int(np.maximum(stops - np.maximum(begins, reached), 0).sum())
 
 
-def _elsewhere(run: Run, rank: int) -> frozenset[int]:
-    """Return the ranks on other hosts than a rank's."""
-    clocks = {int(header.rank): header for header in records(run.headers)}
-    mine = clocks.get(rank)
-    return frozenset(other for other in run.ranks if other != rank and not _same_clock(mine, clocks.get(other)))
-
-
-def _same_clock(one: Any, other: Any) -> bool:
-    if one is None or other is None:
-        return False
-    apart = (one.wall_ns - one.monotonic_ns) - (other.wall_ns - other.monotonic_ns)
-    return bool(one.host == other.host and abs(apart) < SAME_CLOCK_NS)
-
-
 def _error_ns(run: Run) -> int:
     error_ns = run.quality.clock_error_ns
     return NOT_COMPARED_NS if error_ns is None else error_ns
 
 
 def _uncertain(run: Run, first: int, doubtful: frozenset[int]) -> str:
-    error_ns = run.quality.clock_error_ns
-    clocks = "nothing compares the clocks of their hosts"
-    if error_ns is not None:
-        clocks = f"the clocks of their hosts agree to {seconds(error_ns)} only"
-    return f"whether {named(doubtful)} had come before rank {first} gave up cannot be told: {clocks}"
+    return f"whether {named(doubtful)} had come before rank {first} gave up cannot be told: {why_uncertain(run)}"
 
 
 __all__ = ["GivingUp", "giving_up"]

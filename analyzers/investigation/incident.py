@@ -46,6 +46,8 @@ class Absence:
     """Who gave up first, and after how many nanoseconds, where that was in another operation, behind this one."""
     apart: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     """Those of the culprits that other operations lack and not this one, and who waits for them alone."""
+    one_time: bool = True
+    """Whether the clocks of those that waited and of the absent compare; else nothing tells how late they were."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

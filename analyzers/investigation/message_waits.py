@@ -51,6 +51,7 @@ def message_waits(run: Run, blocked: pd.DataFrame) -> Iterator[Wait]:
             unknown=absent - logged,
             since_ns=int(row.start_ns),
             given_up_ns=given_up_ns,
+            waited_ns=None if given_up_ns is None else given_up_ns - int(row.start_ns),
             any_of=uncertain,
             arrived_ns=came if missing else None,
         )

@@ -180,9 +180,10 @@ def _collectives(run: Run, progress: Progress, heads: Mapping[int, Head], stuck:
         done = [peer for peer in members if (progress.completed(group, peer) or 0) >= seq]
         if done and waiting[0].op not in FREE_RUNNING:
             continue  # some logs are newer than others
-        given_up = [head.given_up_ns for head in waiting if head.given_up_ns is not None]
+        left = [(head.given_up_ns, head.since_ns) for head in waiting if head.given_up_ns is not None]
+        given_up_ns, begun_ns = min(left, default=(None, 0))
         waiters = frozenset(head.rank for head in waiting)
-        came = {peer: progress.issued(group, peer, seq, min(given_up, default=None)) for peer in members}
+        came = {peer: progress.issued(group, peer, seq, given_up_ns) for peer in members}
         absent = {peer for peer in members if came[peer] is False or (came[peer] and peer not in waiters)}
         unknown = {peer for peer in members if came[peer] is None}
         yield Wait(
@@ -194,7 +195,8 @@ def _collectives(run: Run, progress: Progress, heads: Mapping[int, Head], stuck:
             behind=frozenset(peer for peer in absent if came[peer]) - set(done),
             unknown=(frozenset(unknown) | (frozenset(members) - logged)) - set(done) - waiters,
             since_ns=min(head.since_ns for head in waiting),
-            given_up_ns=min(given_up, default=None),
+            given_up_ns=given_up_ns,
+            waited_ns=None if given_up_ns is None else given_up_ns - begun_ns,
         )
 
 
@@ -216,6 +218,7 @@ def _messages(run: Run, messages: Messages, heads: Mapping[int, Head], stuck: Co
             unknown=absent - logged,
             since_ns=message.start_ns,
             given_up_ns=message.given_up_ns,
+            waited_ns=None if message.given_up_ns is None else message.given_up_ns - message.start_ns,
             any_of=partner is None,
         )
 

@@ -69,6 +69,11 @@ class Scene:
         """Return when the waiters gave up, the first of the run did, or the newest record of it."""
         return wait.given_up_ns if wait.given_up_ns is not None else self.end_ns
 
+    def compares(self, ranks: Iterable[int]) -> bool:
+        """Return whether the clocks of some ranks compare."""
+        logged = frozenset(ranks).intersection(self.run.ranks)
+        return len(self.run.islands) < 2 or any(logged <= island for island in self.run.islands)
+
     def calls_in(self, wait: Wait) -> Mapping[int, Issued]:
         """Return the calls of those blocked in an operation."""
         if wait not in self._calls:

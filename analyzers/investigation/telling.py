@@ -6,6 +6,7 @@ from distdiag.analyzers._wording import counted, named, seconds, verb
 from distdiag.analyzers.investigation.incident import Absence, Disagreement, Incident, Miscount, Surplus
 from distdiag.analyzers.investigation.issued import Issued, group_words
 from distdiag.analyzers.investigation.paths import short
+from distdiag.analyzers.investigation.waitfor import Wait
 
 UNTOLD_NS = 1_000_000
 """No wait gives up so soon: its beginning is taken from its end where nothing tells it."""
@@ -47,9 +48,7 @@ def waiting(incident: Incident, absence: Absence) -> str:
     words = f"{named(waiters)} {_held(absence, waiters)} for {verb(lacking(incident, absence), 'it', 'them')}"
     words += at(incident, waiters)
     if wait.given_up_ns is not None:
-        lasted = wait.given_up_ns - wait.since_ns
-        after = f" after {seconds(lasted)}" if lasted > UNTOLD_NS else ""  # text does not always say since when
-        words += f" and gave up{after}"
+        words += f" and {gave_up(wait)}"
     elsewhere, alone = absence.apart
     further = sorted(set(incident.victims) - set(waiters) - set(alone))
     behind = f"; behind {verb(waiters, 'it', 'them')} {named(further)}" if further else ""
@@ -59,6 +58,12 @@ def waiting(incident: Incident, absence: Absence) -> str:
     if alone:
         behind += f"; {named(alone)} {_held(absence, alone)} for {named(elsewhere)}"
     return words + behind
+
+
+def gave_up(wait: Wait) -> str:
+    """Return ``gave up after 600 s``, without a figure where nothing tells since when."""
+    lasted_ns = wait.waited_ns or 0  # text does not always say since when
+    return f"gave up after {seconds(lasted_ns)}" if lasted_ns > UNTOLD_NS else "gave up"
 
 
 def _held(absence: Absence, ranks: Sequence[int]) -> str:

@@ -34,6 +34,8 @@ class Wait:
     since_ns: int
     given_up_ns: int | None = None
     """When the first waiter failed; None while all still wait."""
+    waited_ns: int | None = None
+    """How long the one who failed first had waited, by its own clock."""
     unknown: frozenset[int] = frozenset()
     """Members that left no log, so that nobody can say whether they came."""
     any_of: bool = False

@@ -103,8 +103,9 @@ def _collective_wait(
 ) -> Wait | None:
     mine = [(rank, call) in held for rank, call in zip(rows["rank"].tolist(), rows["call"].tolist(), strict=True)]
     blocked = rows[mine]
-    given_up_ns = _earliest(blocked[blocked["failed"]]["end_ns"])
-    came = rows if given_up_ns is None else rows[rows["start_ns"] <= _deadline_of(run, key, blocked, given_up_ns)]
+    left = blocked[blocked["failed"] & blocked["end_ns"].notna()].sort_values("end_ns", kind="stable")
+    given_up_ns = int(left["end_ns"].iloc[0]) if len(left) else None
+    came = rows if given_up_ns is None else rows[rows["start_ns"] <= _deadline_of(run, key, left)]
     waiters = frozenset(blocked["rank"]) & frozenset(came["rank"])
     completed = bool((came["end_ns"].notna() & ~came["failed"]).any())
     members = frozenset(rows["members"].iloc[0] or ())
@@ -124,19 +125,16 @@ def _collective_wait(
         unknown=absent - logged,
         since_ns=int(blocked["start_ns"].min()),
         given_up_ns=given_up_ns,
+        waited_ns=None if given_up_ns is None else given_up_ns - int(left["start_ns"].iloc[0]),
     )
 
 
-def _deadline_of(run: Run, key: str, blocked: pd.DataFrame, given_up_ns: int) -> int:
+def _deadline_of(run: Run, key: str, left: pd.DataFrame) -> int:
+    """Return until when others could come: until the first of those that left had to leave."""
     groups = run.groups
-    named = (groups["group"] == key.partition("[")[0]) & groups["rank"].isin(blocked["rank"])
+    named = (groups["group"] == key.partition("[")[0]) & groups["rank"].isin(left["rank"])
     timeout = float(groups[named]["timeout_seconds"].min())
-    return deadline_ns(timeout, int(blocked["start_ns"].min()), given_up_ns)
-
-
-def _earliest(moments: "pd.Series[int]") -> int | None:
-    known = moments.dropna()
-    return int(known.min()) if len(known) else None
+    return min(deadline_ns(timeout, int(row.start_ns), int(row.end_ns)) for row in records(left))
 
 
 # ---- making groups ----------------------------------------------------------------------------------------------
@@ -182,8 +180,8 @@ def _creation_wait(
     }
     if not stuck:
         return None
-    failures = [each.end_ns for each in stuck.values() if each.end_ns is not None]
-    given_up_ns = min(failures, default=None)
+    failures = [(each.end_ns, each.end_ns - each.begin_ns) for each in stuck.values() if each.end_ns is not None]
+    given_up_ns, waited_ns = min(failures, default=(None, None))
     came = {rank for rank, each in here.items() if given_up_ns is None or each.begin_ns <= given_up_ns}
     world = frozenset(range(run.world_size)) if run.world_size else frozenset(run.ranks)
     logged = frozenset(run.ranks)
@@ -202,6 +200,7 @@ def _creation_wait(
         unknown=unknown,
         since_ns=min(each.begin_ns for each in stuck.values()),
         given_up_ns=given_up_ns,
+        waited_ns=waited_ns,
     )
 
 

@@ -101,6 +101,8 @@ class Run:
     paths: Mapping[int, tuple[str, ...]]
     """Call sites by id, outermost frame first; the same frames have the same id on all ranks, 0 has none."""
     quality: Quality
+    islands: tuple[frozenset[int], ...] = ()
+    """Ranks whose clocks compare with one another, the largest first; more than one where not all clocks do."""
     alive: frozenset[int] = frozenset()
     """Ranks whose processes still ran when their logs were read."""
     files: tuple[Path, ...] = ()
@@ -184,6 +186,7 @@ def _read(path: Path, logs: Sequence[LogFile], launch: Launch) -> Run:
         crashes=crash_frame(_files_of(launch)),
         paths=content.paths,
         quality=quality,
+        islands=content.agreement.islands,
         alive=alive(launch.members) & frozenset(content.ranks),
         files=tuple(log.path for process in launch.members.values() for log in process.files),
         file_ranks=tuple(rank for rank, process in launch.members.items() for _ in process.files),
@@ -221,6 +224,7 @@ def measured(measurements: Measurements, quality: Quality) -> Run:
         profiles=measurements.profiles,
         collectives=measurements.collectives,
         quality=quality,
+        islands=(),
         alive=frozenset(),
         files=(),
         file_ranks=(),
@@ -257,8 +261,8 @@ def _quality(
         run=launch.run,
         other_runs=launch.other_runs,
         older_attempts=launch.older_attempts,
-        clock_error_ns=content.clock_error_ns,
-        clock_corrections_ns=content.clock_corrections_ns,
+        clock_error_ns=content.agreement.error_ns,
+        clock_corrections_ns={rank: shift for rank, shift in sorted(content.agreement.added_ns.items()) if shift},
         window_bytes=window,
     )
 

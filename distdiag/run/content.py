@@ -16,7 +16,7 @@ from distdiag.engine import Engine
 from distdiag.errors import DistdiagError
 from distdiag.run.bulk import read_bulk
 from distdiag.run.calls import UNKNOWN, calls_frame, signatures_of
-from distdiag.run.clocks import clocks_of, corrections
+from distdiag.run.clocks import Agreement, agreement, clocks_of
 from distdiag.run.columns import Columns, Rows
 from distdiag.run.frames import CALL_COLUMNS, TIMES, Ranked, frame_of
 from distdiag.run.held_rows import bulk_held, held_parts, records_held
@@ -63,8 +63,7 @@ class Content:
     undecodable: Counter[str]
     """Damaged lines by file name."""
     unknown_kinds: Counter[str]
-    clock_corrections_ns: Mapping[int, int]
-    clock_error_ns: int | None
+    agreement: Agreement
 
 
 def read(engine: Engine, parts: Sequence[Part]) -> Content:
@@ -79,12 +78,12 @@ def read(engine: Engine, parts: Sequence[Part]) -> Content:
     calls, paths = _calls(engine, parts, records, bulk, offsets)
     del bulk  # as large as the frame that was made of it
     give_back()
-    added, error = corrections(calls, clocks)
-    offsets = {rank: offset + added.get(rank, 0) for rank, offset in offsets.items()}
+    agreed = agreement(calls, clocks)
+    offsets = {rank: offset + agreed.added_ns.get(rank, 0) for rank, offset in offsets.items()}
     frames = {name: frame_of(kind, records.by_kind[kind], paths.id_of, offsets) for name, kind in FRAMES.items()}
     of_ranks = [Ranked(rank=rank, record=header) for rank, header in headers.items()]
     frames |= {
-        "calls": _shifted(calls, added),
+        "calls": _shifted(calls, agreed.added_ns),
         "headers": frame_of(events.Header, of_ranks, paths.id_of, offsets),
         "groups": _each_once(frames["groups"]),
         "steps": merged_steps(frames["steps"]),
@@ -96,8 +95,7 @@ def read(engine: Engine, parts: Sequence[Part]) -> Content:
         paths=paths.frames,
         undecodable=records.undecodable,
         unknown_kinds=records.unknown_kinds,
-        clock_corrections_ns={rank: shift for rank, shift in sorted(added.items()) if shift},
-        clock_error_ns=error,
+        agreement=agreed,
     )
 
 

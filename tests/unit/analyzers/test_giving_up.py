@@ -164,10 +164,20 @@ def test_a_rank_that_was_held_up_for_most_of_the_wait_is_not_named(tmp_path: Pat
 
 # ---- clocks ---------------------------------------------------------------------------------------------------------
 def test_clocks_that_nothing_compares_do_not_say_who_came_late(tmp_path: Path) -> None:
-    found = verdict(chain(trained(3, steps=2, ranks_per_host=1)), tmp_path)
+    found = verdict(chain(trained(3, steps=0, ranks_per_host=1), later=6.5), tmp_path)
 
     assert (found.name, found.culprits) == ("insufficient-evidence", ())
     assert "nothing compares the clocks of their hosts" in found.summary
+
+
+def test_two_collectives_bind_clocks_by_cause_and_effect(tmp_path: Path) -> None:
+    logs = chain(trained(3, steps=2, ranks_per_host=1))
+    logs[2].header.wall_ns += 100 * SECOND_NS
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits) == ("late-rank", (2,))
+    assert "rank 2 came 1.0 s too late" in found.summary
 
 
 def test_clocks_that_collectives_compare_may_be_wrong(tmp_path: Path) -> None:
