@@ -8,7 +8,8 @@ How it is found
     The last forward before the step ran under ``no_sync()``, or the model was called without its wrapper, and no call
     of the step carried as many bytes as the gradients have. Where replicas are equal afterwards nothing is reported,
     unless broadcasts alone made them so, as those of an optimizer whose ranks change a share each. Nor is it where
-    ranks make some steps of their own and then average their parameters.
+    ranks make some steps of their own and then average their parameters. Parameters that an optimizer trains beside
+    a wrapped model, and that were equal on all ranks until they went apart, are mentioned.
 
 What to do
     Under gradient accumulation leave ``no_sync()`` for the last forward and backward before ``optimizer.step()``: what
@@ -19,13 +20,15 @@ from collections.abc import Iterator
 
 from distdiag.analyzers._wording import counted, named
 from distdiag.analyzers.investigation.trust import data_in_words
-from distdiag.analyzers.training.checksums import Desync, desyncs
+from distdiag.analyzers.training.checksums import Desync, desyncs, gone_apart_beside
 from distdiag.analyzers.training.gradients import Unsynchronised, unsynchronised
 from distdiag.findings import Confidence, Finding, Severity
+from distdiag.replicas import name_of
 from distdiag.run import Run
 
 CODE = "DD505"
 NAME = "missing-gradient-sync"
+OUTSIDE = "outside"
 REASONS = {
     "no_sync": "The last forward before the step ran under no_sync(), so that DDP did not average",
     "bypassed": "The model was called without its DDP wrapper, and nothing else averaged the gradients",
@@ -44,6 +47,8 @@ def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding for the first group that stepped with gradients of single ranks."""
     for apart in unsynchronised(run)[:1]:
         yield _finding(run, apart)
+    for desync in gone_apart_beside(run)[:1]:
+        yield _beside(run, desync)
 
 
 def _finding(run: Run, apart: Unsynchronised) -> Finding:
@@ -71,6 +76,31 @@ def _finding(run: Run, apart: Unsynchronised) -> Finding:
             ACTIONS[apart.reason],
             *(() if apart.handed_on else ("do not save from this state: each rank holds another model",)),
         ),
+    )
+
+
+def _beside(run: Run, desync: Desync) -> Finding:
+    """Say what nobody averages; no more than said, for ranks may rightly have heads or experts of their own."""
+    ranks, found = named(desync.group.members), desync.found
+    parameters = counted(len(found.differing), "parameter")
+    return Finding(
+        code=CODE,
+        name=NAME,
+        severity=Severity.INFO,
+        summary=(
+            f"{parameters} that the optimizer trains beside the DDP model began equal on {ranks} and "
+            f"{'differs' if len(found.differing) == 1 else 'differ'} from step {desync.step} on\n"
+            "Nothing averages their gradients; if each rank is meant to have its own, this is in order."
+        ),
+        group=desync.group.group,
+        step=desync.step,
+        cause=OUTSIDE,
+        confidence=Confidence.MEDIUM,
+        evidence=(
+            f"first of them: {name_of(desync.group.names, found)} of the optimizer's, those of DDP left out",
+            data_in_words(run),
+        ),
+        action=("call the whole model, heads and losses with weights included, through one DDP wrapper",),
     )
 
 

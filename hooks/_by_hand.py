@@ -8,7 +8,7 @@ at all (shards, experts, heads of their own, an optimizer for a part of the mode
 import math
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from distdiag.recorder import GroupState, Interned, Recorder
 
 FIRST_NUMBER = 1 << 16
 """Their numbers stand apart from those of wrappers, which ranks may make in another order."""
+FIRST_BESIDE = 1 << 17
 LEAST_PARAMETERS = 2
 """The size of a single one may be that of anything else that is summed."""
 AVERAGES = ("SUM", "AVG")
@@ -57,6 +58,18 @@ class Optimizers:
         group = next((each for each in list(self.recorder.groups.values()) if [each.event.group] == names), None)
         return None if group is None else ByHand(number=number, group=group, parameters=parameters)
 
+    def beside(self, optimizer: Any, wrapped: Iterable[Collection[int]], group: GroupState) -> ByHand | None:
+        """Return the parameters that an optimizer changes beside those of wrappers, whose identities are given."""
+        known = set().union(*wrapped)
+        parameters = [
+            p
+            for each in optimizer.param_groups
+            for p in each["params"]
+            if id(p) not in known and p.requires_grad and _is_plain(p)
+        ]
+        number = FIRST_BESIDE + self.numbers.setdefault(optimizer, FIRST_NUMBER + len(self.numbers))
+        return ByHand(number=number, group=group, parameters=parameters) if parameters else None
+
 
 def _is_plain(parameter: Any) -> bool:
     import torch
@@ -88,11 +101,11 @@ def _covers(reduced: Counter[Kind], wanted: Counter[Kind]) -> bool:
     return len(dtypes) == 1 and reduced[(whole,), next(iter(dtypes))] == 1
 
 
-def wrapper_of(known: ByHand, *, time_ns: int, step: int, names: list[str]) -> events.Wrapper:
-    """Return the record that says who keeps these parameters equal."""
+def wrapper_of(known: ByHand, *, name: str, time_ns: int, step: int, names: list[str]) -> events.Wrapper:
+    """Return the record that says who keeps these parameters equal, or that nobody is known to."""
     return events.Wrapper(
         wrapper=known.number,
-        name=events.BY_HAND,
+        name=name,
         group=known.group.event.group,
         size_bytes=sum(p.numel() * p.element_size() for p in known.parameters),
         parameters=names,

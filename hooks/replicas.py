@@ -185,10 +185,8 @@ class Replicas:
             self._rng_step = recorder.step
             recorder.numerics.note(rng=rng_digests())
         replicas = list(self._known.values())
-        if self._is_due(recorder.step) and not any(_trains(optimizer, replica) for replica in replicas):
-            by_hand = self._optimizers.averaged_by_hand(optimizer)
-            if by_hand is not None and len(by_hand.group.ranks) > 1:
-                self._check_by_hand(by_hand)
+        if self._is_due(recorder.step):
+            self._check_unwrapped(optimizer, replicas)
         for replica in replicas:
             wrapper = replica.wrapper()
             if wrapper is None or len(replica.group.ranks) < 2 or replica.checked_step == recorder.step:
@@ -233,13 +231,30 @@ class Replicas:
             replica.groups = [each for each in list(groups.values()) if members.issubset(each.ranks)]
         return sum([each.collectives for each in replica.groups])
 
-    def _check_by_hand(self, known: ByHand) -> None:
+    def _check_unwrapped(self, optimizer: Any, replicas: Sequence[Replica]) -> None:
+        """Check what an optimizer changes beside wrapped replicas, or where there are none."""
+        trained = [each for each in replicas if _trains(optimizer, each)]
+        if not trained:
+            by_hand = self._optimizers.averaged_by_hand(optimizer)
+            if by_hand is not None and len(by_hand.group.ranks) > 1:
+                self._check_by_hand(by_hand)
+        elif len(trained[0].group.ranks) > 1:
+            identities = (each.identities for each in replicas)
+            beside = self._optimizers.beside(optimizer, identities, trained[0].group)
+            if beside is not None:
+                self._tell_once(beside, events.BESIDE)
+                self._check(beside.number, checked(enumerate(beside.parameters), ()))
+
+    def _tell_once(self, known: ByHand, name: str) -> None:
         key = known.number, known.group.event.group
         if key not in self._by_hand:
             self._by_hand.add(key)
             names = known.names()[:: block_size(len(known.parameters))]
-            wrapper = wrapper_of(known, time_ns=time.monotonic_ns(), step=self.recorder.step, names=names)
-            self.recorder.write(wrapper)
+            step, now = self.recorder.step, time.monotonic_ns()
+            self.recorder.write(wrapper_of(known, name=name, time_ns=now, step=step, names=names))
+
+    def _check_by_hand(self, known: ByHand) -> None:
+        self._tell_once(known, events.BY_HAND)
         gradients = [parameter.grad for parameter in known.parameters]
         self._check(known.number, checked(enumerate([*known.parameters, *gradients]), ()), len(gradients))
 

@@ -6,7 +6,7 @@ import pandas as pd
 
 from distdiag.analyzers.training.local_steps import averaged_now_and_then
 from distdiag.analyzers.training.nonfinite import first_nonfinite
-from distdiag.analyzers.training.peers import DataParallel, by_hand, data_parallel, of_wrapper
+from distdiag.analyzers.training.peers import DataParallel, beside, by_hand, data_parallel, of_wrapper
 from distdiag.analyzers.training.records import numerics_of
 from distdiag.replicas import Check, Disagreement, compared
 from distdiag.run import Run
@@ -28,6 +28,12 @@ def desyncs(run: Run) -> list[Desync]:
     """Return the first disagreement of each group of replicas, the earliest first."""
     groups = [group for group in (*data_parallel(run), *by_hand(run)) if not group.shards]
     found = [desync for group in groups for desync in _of_group(run, group) if not averaged_now_and_then(run, group)]
+    return sorted(found, key=lambda each: (each.step, each.group.members, each.group.wrapper))
+
+
+def gone_apart_beside(run: Run) -> list[Desync]:
+    """Return the parameters that ranks train beside a wrapper, that were equal and are no longer."""
+    found = [desync for group in beside(run) for desync in _of_group(run, group) if desync.equal_step is not None]
     return sorted(found, key=lambda each: (each.step, each.group.members, each.group.wrapper))
 
 

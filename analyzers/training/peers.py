@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from distdiag.events import BY_HAND
+from distdiag.events import BESIDE, BY_HAND
 from distdiag.run import Run
 
 
@@ -44,7 +44,7 @@ def data_parallel(run: Run) -> tuple[DataParallel, ...]:
 def _averaging(run: Run) -> list[DataParallel]:
     members = _members(run)
     found: dict[tuple[int, str, tuple[int, ...]], DataParallel] = {}
-    for row in run.wrappers[run.wrappers["name"] != BY_HAND].to_dict("records"):
+    for row in run.wrappers[~run.wrappers["name"].isin([BY_HAND, BESIDE])].to_dict("records"):
         ranks = members.get((int(row["rank"]), str(row["group"])), ())
         key = int(row["wrapper"]), str(row["group"]), ranks
         names = tuple(row["parameters"] or ())
@@ -62,12 +62,21 @@ def _averaging(run: Run) -> list[DataParallel]:
 
 def by_hand(run: Run) -> tuple[DataParallel, ...]:
     """Return groups without a wrapper whose members all said to average the gradients of the same parameters."""
+    return _told(run, BY_HAND)
+
+
+def beside(run: Run) -> tuple[DataParallel, ...]:
+    """Return groups of a wrapper whose members all train the same parameters beside it."""
+    return _told(run, BESIDE)
+
+
+def _told(run: Run, name: str) -> tuple[DataParallel, ...]:
     if not len(run.wrappers):
         return ()
     members = _members(run)
     said: dict[tuple[tuple[int, ...], str, int], dict[int, tuple[str, ...]]] = {}
     sizes: dict[int, int] = {}
-    for row in run.wrappers[run.wrappers["name"] == BY_HAND].to_dict("records"):
+    for row in run.wrappers[run.wrappers["name"] == name].to_dict("records"):
         rank, group, number = int(row["rank"]), str(row["group"]), int(row["wrapper"])
         ranks = members.get((rank, group), ())
         said.setdefault((ranks, group, number), {})[rank] = tuple(row["parameters"] or ())
@@ -80,7 +89,7 @@ def by_hand(run: Run) -> tuple[DataParallel, ...]:
             names=next(iter(names.values())),
             size_bytes=sizes[number],
             shards=False,
-            by_hand=True,
+            by_hand=name == BY_HAND,
         )
         for (ranks, group, number), names in sorted(said.items())
         if len(ranks) > 1 and set(names) == set(ranks) and len(set(names.values())) == 1

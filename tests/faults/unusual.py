@@ -121,6 +121,25 @@ def layer_added() -> None:
         job.step()
 
 
+def _with_head(seed: int) -> None:
+    """Train a wrapped trunk and a head outside the wrapper, whose weights are drawn from a seed."""
+    torch.manual_seed(0)
+    trunk = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
+    torch.manual_seed(seed)
+    head = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD([*trunk.parameters(), *head.parameters()], lr=0.05)
+    numbers = torch.Generator().manual_seed(RANK)
+    for _ in range(6):
+        head(trunk(torch.randn(4, 8, generator=numbers))).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def head_outside() -> None:
+    """Mentioned, and no more: it could be meant so."""
+    _with_head(seed=0)
+
+
 def value_in_shards() -> None:
     model: Any = layers()
     fully_shard(model[0])
@@ -158,6 +177,10 @@ def healthy_weighted() -> None:
     job = Job()
     for sample, _ in DataLoader(Pairs(240), batch_size=4, sampler=drawn):
         job.step(sample)
+
+
+def healthy_own_head() -> None:
+    _with_head(seed=RANK)
 
 
 def healthy_local_steps() -> None:

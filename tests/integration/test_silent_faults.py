@@ -57,7 +57,7 @@ APART = tuple(fault for fault in SILENT if fault.verdicts == ("replica-desync",)
 CONTROLS = tuple(
     Fault(name=name, worker=FAULTS / f"{file}.py", ranks=ranks, verdicts=("healthy",))
     for file, programs in {
-        "unusual": {"healthy_endless": 2, "healthy_weighted": 2, "healthy_local_steps": 2},
+        "unusual": {"healthy_endless": 2, "healthy_weighted": 2, "healthy_local_steps": 2, "healthy_own_head": 2},
         "trained": {
             "healthy_plain": 3,
             "healthy_accumulation": 3,
@@ -101,12 +101,14 @@ BESIDE_THE_PROJECT = (
     if BESIDE.is_dir()
     else []
 )
+MENTIONED = Fault(name="head_outside", worker=FAULTS / "unusual.py", ranks=2, verdicts=("healthy",))
+"""Wrong or meant so: who looks is told, and nobody is accused."""
 ANY_STEP = -1
 
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    programs = selected((*SILENT, *CONTROLS, *BESIDE_THE_PROJECT), request.session.items)
+    programs = selected((*SILENT, *CONTROLS, MENTIONED, *BESIDE_THE_PROJECT), request.session.items)
     started = Runs(tmp_path_factory.mktemp("silent"), programs)
     yield started
     started.close()
@@ -137,6 +139,15 @@ def test_watch_tells_replicas_that_are_not_equal(fault: Fault, runs: Runs) -> No
 
     assert told.ranks == fault.culprits
     assert f"since step {SILENT[fault]}: " in told.summary
+
+
+@pytest.mark.parametrize("fault", [MENTIONED], ids=lambda fault: fault.name)
+def test_what_may_be_meant_so_is_mentioned(fault: Fault, runs: Runs) -> None:
+    report = runs.outcome(fault).report
+
+    (mentioned,) = [each for each in report.findings if each.name == "missing-gradient-sync"]
+    assert (mentioned.severity, mentioned.cause, mentioned.step) == (Severity.INFO, "outside", 1)
+    assert serious(report) == []
 
 
 @pytest.mark.parametrize("fault", BESIDE_THE_PROJECT, ids=lambda fault: fault.name)

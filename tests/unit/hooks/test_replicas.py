@@ -247,3 +247,16 @@ def test_recording_keeps_no_model_alive(recorded: Recording) -> None:
     gc.collect()
 
     assert model() is None
+
+
+def test_what_is_trained_beside_a_wrapper_is_checked_apart(tmp_path: Path) -> None:
+    with recording(tmp_path) as made, pretended_world():
+        job = Job()
+        head = nn.Linear(3, 1)
+        job.optimizer.add_param_group({"params": list(head.parameters())})
+        head(torch.ones(3)).sum().backward()
+        job.train(2)
+
+        (beside,) = [each for each in made.log.of(events.Wrapper) if each.name == events.BESIDE]
+        assert (beside.parameters, beside.size_bytes) == (["0 (1x3)", "1 (1)"], 16)
+        assert [each.step for each in made.log.of(events.Numerics) if each.wrapper == beside.wrapper] == [0, 1]
