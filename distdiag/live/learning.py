@@ -77,7 +77,7 @@ def _take_call(state: RankState, call: events.Call) -> None:
 
 def _count(state: RankState, call: events.Call, signature: events.Signature) -> None:
     """Note how far the rank is in the call's group."""
-    kind = state.kinds.read(call.call, signature)
+    kind = state.kinds.read(call.call, signature) if signature.reduce_op is not None else None
     if signature.p2p or call.captured or not call.seq:
         return
     state.sequences[signature.group] = call.seq

@@ -50,8 +50,8 @@ class KindsRead:
         self._whole = True
         self._lines: dict[tuple[object, ...], dict[str, int]] = {}
         """By all that tells signatures apart but the kind: how often each kind was asked for."""
-        self._of: dict[int, dict[str, int]] = {}
-        """The line of each signature."""
+        self._of: dict[int, tuple[dict[str, int], str]] = {}
+        """The line of each signature, and its kind."""
 
     def miss(self) -> None:
         """Note that calls were not seen: which of a line's are the first is not known any more."""
@@ -59,13 +59,15 @@ class KindsRead:
 
     def read(self, number: int, signature: events.Signature) -> str | None:
         """Return the kind of the next reduction, None where it may have been taken over from an earlier call."""
-        kind = signature.reduce_op
-        if kind is None:
-            return None
-        line = self._of.get(signature.signature)
-        if line is None:
-            line = self._of[signature.signature] = self._lines.setdefault(_line(signature), {})
-        count = line[kind] = line.get(kind, 0) + 1
+        known = self._of.get(signature.signature)
+        if known is None:
+            if signature.reduce_op is None:
+                return None
+            line = self._lines.setdefault(_line(signature), {})
+            line.setdefault(signature.reduce_op, 0)
+            known = self._of[signature.signature] = line, signature.reduce_op
+        line, kind = known
+        line[kind] = count = line[kind] + 1
         # Once a line was seen to have several kinds, it is asked each time.
         if len(line) > 1 or number % READ_EACH == 1 or (self._whole and count <= READ_AT_FIRST):
             return kind
