@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from distdiag.importers._text.facts import Remark, Role, What
+from distdiag.importers._text.facts import Raised, Remark, Role, What
 from distdiag.importers._text.kinds import Family
 from distdiag.importers._text.normalise import Line
 
@@ -41,6 +41,7 @@ _AMD_KERNEL = re.compile(
     r"(?P<text>.*(?:no-retry page fault|GPU reset begin|ring \S+ timeout|RAS .*uncorrectable|VRAM is lost).*)"
 )
 _CCL = re.compile(r"(?:\|CCL_ERROR\|.*?|^\w*Error: )oneCCL: (?P<text>.+)")
+_GAUDI = re.compile(r"\[Rank:(?P<rank>\d{1,6})\] FATAL ERROR :: MODULE:.+")
 _MESH = re.compile(r"Gloo connectFullMesh failed with (?P<text>.*)")
 
 
@@ -81,6 +82,12 @@ def ccl(line: Line) -> Iterator[What]:
         yield Remark(text=f"oneCCL said: {found['text'].strip()[:LONGEST]}", telling=True)
 
 
+def gaudi(line: Line) -> Iterator[What]:
+    """Read what Habana's runtime gave up on, which names the rank by itself."""
+    if found := _GAUDI.search(line.text):
+        yield Raised(type="RuntimeError", message=found[0].strip(), uncaught=True, rank=int(found["rank"]))
+
+
 def mesh(line: Line) -> Iterator[What]:
     """Read that gloo could not connect the ranks of a group with one another."""
     if found := _MESH.search(line.text):
@@ -110,5 +117,6 @@ FAMILIES = (
     ),
     Family(name="amd-driver", needles=("amdgpu: ",), role=Role.INITIATING, parse=amd_kernel),
     Family(name="oneccl", needles=("oneCCL: ",), role=Role.CASCADE, parse=ccl),
+    Family(name="gaudi", needles=("FATAL ERROR :: MODULE:",), role=Role.INITIATING, parse=gaudi),
     Family(name="gloo-mesh", needles=("Gloo connectFullMesh failed",), role=Role.INITIATING, parse=mesh),
 )

@@ -24,7 +24,10 @@ ONCE_NS = 5 * SECOND_NS
 SIGNALS = {6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 SHELL_SIGNAL = 128
 """What a shell adds to the number of a signal."""
-_MEMORY = re.compile(r"out[ _]of[ _](?:device[ _]|host[ _])?memory|can(?:no|')t allocate memory", re.IGNORECASE)
+_MEMORY = re.compile(
+    r"out[ _]of[ _](?:device[ _]|host[ _])?memory|can(?:no|')t allocate memory|PT_DEVMEM Allocation failed",
+    re.IGNORECASE,
+)
 _SAME = re.compile(r"\d+|0x[0-9a-f]+")
 
 

@@ -25,6 +25,12 @@ CONSEQUENCE = re.compile(
     re.IGNORECASE,
 )
 """What an exception says that others caused: a wait gave up, a peer went away, a launcher passes it on."""
+_OF_OTHERS = re.compile(
+    r"^(?:requests|urllib3|http|httpx|httpcore|aiohttp|huggingface_hub|botocore|google|azure|fsspec|s3fs|wandb)\."
+)
+"""Types of exceptions that tell of services outside of the job, in whatever words."""
+_OF_NPU = re.compile(r"error code(?: is |:)5070(?:14|15|16|34|35|53|54)\b")
+"""Codes of a device of Huawei's that failed by itself: its cores, or its memory."""
 ASKED = re.compile(r"^(?:\w+\.)*(?:SystemExit|KeyboardInterrupt|SignalException)\b|Received [\w.]+ death signal")
 """How processes end that somebody told to."""
 
@@ -44,7 +50,7 @@ _THROWN = re.compile(r"terminate called after throwing an instance of '(?P<type>
 _THROWN_REST = re.compile(r"[\w:]+'$")
 """What is left of the line of a second process that was printed into that of the first."""
 _WHAT = re.compile(r"(?:\s*what\(\):\s*)+(?P<message>.*)")
-_CONTINUED = re.compile(r"\[/|Original exception|nccl|Last error")
+_CONTINUED = re.compile(r"\[/|Original exception|nccl|Last error|\[ERROR\] [\d:-]+ \(PID:\d+, Device:")
 """How further lines of c10d's messages begin."""
 _EXITED = re.compile(
     r"process (?P<process>\d+) terminated with (?:signal (?P<signal>SIG\w+)|exit code (?P<code>-?\d+))"
@@ -80,6 +86,8 @@ def role_of(raised: Raised) -> Role:
     said = f"{raised.type}: {raised.message}"
     if ASKED.search(said):
         return Role.TEARDOWN
+    if _OF_OTHERS.match(raised.type) or _OF_NPU.search(raised.message):
+        return Role.INITIATING
     return Role.CASCADE if CONSEQUENCE.search(said) else Role.INITIATING
 
 

@@ -31,6 +31,8 @@ MAX_LOCAL_RANKS = 8
 _LABELLED_PID = re.compile(r"\bpid=(\d{1,9})\b")
 _ACTOR = re.compile(r"\bpid: (?P<pid>\d{1,9})\s+name: \w*WorkerDict_0:(?P<rank>\d{1,4})\b")
 """An actor of Ray that died, as verl names it: by host, counted from 0, and rank on that host."""
+_SIGNED = re.compile(r"^\[Rank:(?P<gaudi>\d{1,6})\] FATAL ERROR|\(PID:\d+, Device:\d+, RankID:(?P<npu>\d{1,6})\)")
+"""How libraries of Habana's and Huawei's name the rank in the message of an exception."""
 _DEVICE = re.compile(r"\bGPU (\d+)\b")
 
 
@@ -161,7 +163,8 @@ def _named_in(said: Said, known: _Known) -> int | None:
         return known.processes.get(what.process)
     by = what.by if isinstance(what, Missed | Passed) else None
     if by is None and isinstance(what, Raised) and said.line.rank is None:
-        by = waiter_in(what.message)
+        own = _SIGNED.search(what.message)
+        by = int(own["gaudi"] or own["npu"]) if own else waiter_in(what.message)
     return by if by is not None else said.line.rank
 
 

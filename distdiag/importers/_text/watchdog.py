@@ -15,7 +15,8 @@ MAX_AHEAD = 10_000_000
 MAX_FRAMES = 64
 
 _TIMEOUT = re.compile(
-    r"Watchdog caught collective operation timeout: WorkNCCL\((?P<work>.*?)\) ran for (?P<lasted>\d+) milliseconds"
+    r"(?:Watchdog c|\] C)aught collective operation timeout: WorkNCCL\((?P<work>.*?)\)"
+    r" ran for (?P<lasted>\d+) milliseconds"
 )
 _FIELD = re.compile(r"(?P<name>\w+)(?:\(ms\))?=(?P<value>[^,)\s]+)")
 _STATUS = re.compile(
@@ -165,7 +166,7 @@ def _ended(line: Line) -> _Ended | None:
 FAMILIES = (
     Family(
         name="watchdog-timeout",
-        needles=("Watchdog caught collective operation timeout",),
+        needles=("Watchdog caught collective operation timeout", "] Caught collective operation timeout"),
         role=Role.CASCADE,
         parse=timeout,
         ending=r"ran for \d+ milliseconds",
