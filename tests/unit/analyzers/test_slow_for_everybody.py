@@ -19,6 +19,17 @@ def test_data_that_is_late_on_all_ranks_starves_them(tmp_path: Path) -> None:
     assert "wait 90 ms of each 147 ms step" in finding.summary
 
 
+@pytest.mark.parametrize(("every", "found"), [(4, True), (10, False)])
+def test_data_that_is_late_now_and_then_starves_all_ranks_too(tmp_path: Path, every: int, found: bool) -> None:
+    def pausing(rank: int, step: int) -> Parts:
+        return {**steady(rank, step), "data": 0.3 if step % every == 3 else 0.001}
+
+    findings = told(trained(pausing), tmp_path).findings
+
+    assert [each.name for each in findings] == ["data-starvation"] * found
+    assert not found or "wait 300 ms at a time for their data loaders, in 5 of 20 steps" in findings[0].summary
+
+
 def test_first_steps_with_cold_caches_starve_nobody(tmp_path: Path) -> None:
     def cold(rank: int, step: int) -> Parts:
         return {**steady(rank, step), "data": 0.09 if step < 20 else 0.001}
