@@ -7,21 +7,17 @@ of its own; ``distdiag analyze`` reads the logs of all ranks and says which rank
 import contextlib
 import numbers
 import os
-import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from distdiag import recording
 from distdiag.errors import guard
 
 if TYPE_CHECKING:
-    from distdiag.hooks import Installed
     from distdiag.notebook import Loaded
 
 __version__ = "0.1.0"
 __all__ = ["decision", "install", "is_recording", "load", "phase", "step", "uninstall"]
-
-_installed: "Installed | None" = None
-_lock = threading.Lock()
 
 
 def install(
@@ -36,34 +32,24 @@ def install(
     the seconds without progress that count as a stall (``DISTDIAG_STALL_AFTER``, else 60); ``max_bytes`` the cap
     of one rank's log (``DISTDIAG_MAX_BYTES``, else 256 MiB). With ``DISTDIAG=off`` nothing is recorded and nothing
     is patched. It works before and after ``init_process_group``, and without any distributed training, and it
-    never raises into the job.
+    never raises into the job. Ranks that this process starts by multiprocessing are recorded as well; where a rank
+    starts helpers that import its main module anew, it does nothing in these.
     """
-    global _installed
     from distdiag import settings
 
-    if settings.is_off():
-        return
-    with _lock, guard("begin to record"):
-        if _active() is None:
-            from distdiag.hooks import Installed
-
-            if _installed is not None:
-                _installed.remove()  # what this process inherited from the one that forked it
-            _installed = Installed(settings.resolve(directory, stall_after=stall_after, max_bytes=max_bytes))
+    if not settings.is_off():
+        with guard("begin to record"):
+            recording.begin(settings.resolve(directory, stall_after=stall_after, max_bytes=max_bytes))
 
 
 def uninstall() -> None:
     """End recording and take every hook off; nothing stays patched."""
-    global _installed
-    with _lock:
-        installed, _installed = _installed, None
-        if installed is not None:
-            installed.remove()
+    recording.end()
 
 
 def is_recording() -> bool:
     """Return whether this process is being recorded."""
-    return _active() is not None
+    return recording.installed() is not None
 
 
 def step(**facts: Any) -> None:
@@ -72,7 +58,7 @@ def step(**facts: Any) -> None:
     Right after an optimizer's step, which ends a step by itself, it adds the facts to that step. A tensor on a
     device is not read: that would wait for the device.
     """
-    installed = _active()
+    installed = recording.installed()
     if installed is not None:
         with guard("record a step"):
             installed.recorder.loop.mark(plain(facts))
@@ -84,7 +70,7 @@ def phase(name: str) -> Iterator[None]:
 
     A rank that peers wait for while it is inside a phase is late, not lost.
     """
-    installed = _active()
+    installed = recording.installed()
     begun = None
     if installed is not None:
         with guard("begin a phase"):
@@ -101,7 +87,7 @@ def phase(name: str) -> Iterator[None]:
 
 def decision(name: str, value: Any) -> None:
     """Record a decision that this rank took by itself: to stop, to save, to skip; ranks that differ are found."""
-    installed = _active()
+    installed = recording.installed()
     if installed is not None:
         with guard("record a decision"):
             installed.recorder.decide(name, plain({name: value})[name])
@@ -135,10 +121,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return plain(value)
     return f"<{type(value).__name__}>"
-
-
-def _active() -> "Installed | None":
-    # A forked child shares the module's state but not the log.
-    if _installed is not None and _installed.recorder.pid != os.getpid():
-        return None
-    return _installed

@@ -55,10 +55,14 @@ class Header(Event, kw_only=True, tag="header"):
     """The same on all ranks of one launch, as far as the launcher's variables tell."""
     attempt: int
     rank: int | None = None
+    rank_from: str | None = None
+    """The variable that told the rank; None where the default group did."""
     local_rank: int | None = None
     world_size: int | None = None
     host: str
     pid: int
+    started_by: int | None = None
+    """Number of the process on this host that started it by multiprocessing."""
     segment: int = 0
     source: str = "distdiag"
     """Who recorded it: ``distdiag`` itself, or what it was imported from, which may tell much less:

@@ -6,16 +6,17 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path as FilePath
 from typing import Any, TextIO
 
-from distdiag import events
+from distdiag import ancestry, events
 from distdiag.callsites import CallSites, Site
 from distdiag.journal import Journal, log_name
 from distdiag.settings import (
     ATTEMPT_VARIABLES,
     LOCAL_RANK_VARIABLES,
+    RANK_VARIABLE,
     RANK_VARIABLES,
     WORLD_SIZE_VARIABLES,
     Settings,
@@ -97,8 +98,13 @@ class Recorder:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.pid = os.getpid()
-        self.rank = whole_number(RANK_VARIABLES)
-        self.world_size = whole_number(WORLD_SIZE_VARIABLES)
+        self.started_by = ancestry.started_by()
+        """Number of the process that started this one by multiprocessing."""
+        self.rank, self.rank_from = self._told(RANK_VARIABLES)
+        """As the launcher says, until the default group does, and the variable that says it."""
+        self.world_size, _ = self._told(WORLD_SIZE_VARIABLES)
+        self.joined = False
+        """Whether the default group is known."""
         self.main_thread = threading.main_thread().ident or 0
         self.sites = CallSites()
         self.groups: dict[Any, GroupState] = {}
@@ -134,6 +140,8 @@ class Recorder:
         self.adopt_group: Callable[[Any, GroupState], None] = lambda group, state: None
         self.exiting = False
         """The interpreter is ending; set by the exit handler."""
+        self.begin_again: Callable[[], Recorder | None] = lambda: None
+        """Gives a forked process, which inherited this, a recorder of its own, if it is to have one."""
         self.renamed: Callable[[], None] = lambda: None
         """Called when the log got the name of its rank."""
         self.crash_file: TextIO | None = None
@@ -283,13 +291,34 @@ class Recorder:
         )
 
     # ---- identity -----------------------------------------------------------------------------------------------
-    def learn_rank(self, rank: int, world_size: int) -> None:
-        """Take the rank from the default group where the launcher's variables did not tell it."""
-        if self.rank is None:
-            self.rank, self.world_size = rank, world_size
+    @property
+    def is_rank(self) -> bool:
+        """Return whether this process is a rank; one whose number only a scheduler told may be about to start ranks."""
+        return self.joined or self.rank_from == RANK_VARIABLE
+
+    def learn_rank(self, rank: int, world_size: int, *, joined: bool = True) -> None:
+        """Take the rank with which this process joins, or has ``joined``, its first default group.
+
+        A launcher of ranks told it already. A scheduler tells which of its tasks this process is: where that starts
+        ranks itself, these are others.
+        """
+        first, self.joined = not self.joined, self.joined or joined
+        if first and self.rank != rank and self.rank_from != RANK_VARIABLE:
+            self.rank, self.rank_from, self.world_size = rank, None, world_size
             self.journal.rename(log_name(rank))
             self.renamed()
             self.journal.append(self._header(self.journal.segment))
+
+    def _told(self, variables: Sequence[str]) -> tuple[int | None, str | None]:
+        """Return the first number that one of the variables holds, and which it is.
+
+        A scheduler's are about its task; of a process that this one started they say nothing.
+        """
+        for name in variables if self.started_by is None else variables[:1]:
+            number = whole_number((name,))
+            if number is not None:
+                return number, name
+        return None, None
 
     def beside(self, ending: str) -> FilePath:
         """Return the path of a file that belongs to this process's log, where the logs of all ranks end up."""
@@ -306,10 +335,12 @@ class Recorder:
                 run=run_name(),
                 attempt=self.journal.attempt,
                 rank=self.rank,
-                local_rank=whole_number(LOCAL_RANK_VARIABLES),
+                rank_from=self.rank_from,
+                local_rank=self._told(LOCAL_RANK_VARIABLES)[0],
                 world_size=self.world_size,
                 host=socket.gethostname(),
                 pid=self.pid,
+                started_by=self.started_by,
                 segment=segment,
                 device=_device(),
                 script=sys.argv[0] if sys.argv else None,

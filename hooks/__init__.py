@@ -13,6 +13,7 @@ from distdiag.errors import guard
 from distdiag.hooks import (
     autograd,
     checkpoints,
+    children,
     collectives,
     compiles,
     completion,
@@ -51,6 +52,7 @@ HOOKS: tuple[Hook, ...] = (
     garbage,
     memory,
     groups,
+    children,
     cuda,
     completion,
     collectives,

@@ -4,9 +4,9 @@ import functools
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, Protocol
 
 from distdiag.errors import guard, guarded
@@ -54,6 +54,8 @@ def observe(owner: Any, name: str, observer: Observer, *, in_graphs: bool = Fals
         return result
 
     undo = replace(owner, name, observed)
+    if isinstance(owner, ModuleType):
+        undo = together([undo, _rebind(owner, original, observed)])
     if not in_graphs:
         return undo
     return together([when_imported("torch._dynamo.decorators", partial(_trace_as, observed, original)), undo])
@@ -79,6 +81,34 @@ def replace(owner: Any, name: str, substitute: Any) -> Undo:
             setattr(owner, name, held)
 
     return undo
+
+
+def _rebind(owner: ModuleType, original: Any, substitute: Any) -> Undo:
+    """Let modules that imported a function of ``owner`` by its name use what stands for it.
+
+    Those of the library itself are left alone: what matters of them is watched where they define it.
+    """
+    package = owner.__name__.partition(".")[0]
+    places = [(names, name) for names in _namespaces(package) for name, value in list(names.items()) if value is original]
+    for names, name in places:
+        names[name] = substitute
+
+    def undo() -> None:
+        for names, name in places:
+            if names.get(name) is substitute:
+                names[name] = original
+
+    return undo
+
+
+def _namespaces(package: str) -> Iterator[dict[str, Any]]:
+    """Yield the names of all modules but those of a package."""
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType) and module.__name__.partition(".")[0] != package:
+            yield vars(module)
+    # Where multiprocessing imported the main module anew, its functions look names up elsewhere than in the module.
+    functions = [each for each in vars(sys.modules.get("__mp_main__", sys)).values() if isinstance(each, FunctionType)]
+    yield from {id(each.__globals__): each.__globals__ for each in functions}.values()
 
 
 def together(undos: Sequence[Undo]) -> Undo:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from distdiag import events
+from distdiag import ancestry, events
 from distdiag.errors import guard
 from distdiag.hooks._forks import around_forks
 from distdiag.hooks._leaving import Departures, Leaving
@@ -95,16 +95,25 @@ def when_ending(recorder: Recorder, leave: Callable[[], None]) -> Undo:
     That one never tells ``sys.excepthook`` what it died of, and a forked one skips the interpreter's own exit.
     """
     atexit.register(leave)
-    forget: Undo = lambda: None  # noqa: E731
-    process = sys.modules.get("multiprocessing.process")
-    if process is not None and process.parent_process() is not None:
+    forget: list[Undo] = []
+
+    def leave_child_so(_: Recorder) -> None:
         from multiprocessing.util import Finalize
 
-        forget = Finalize(None, _leave_child, args=(recorder, leave), exitpriority=LAST).cancel
+        if os.getpid() == recorder.pid:
+            forget.append(Finalize(None, _leave_child, args=(recorder, leave), exitpriority=LAST).cancel)
+
+    if ancestry.started_by() is not None:
+        leave_child_so(recorder)
+        if ancestry.is_beginning():  # before its task begins, a process of a fork server forgets what it was to do
+            from multiprocessing.util import register_after_fork
+
+            register_after_fork(recorder, leave_child_so)
 
     def undo() -> None:
         atexit.unregister(leave)
-        forget()
+        for each in forget:
+            each()
 
     return undo
 

@@ -1,5 +1,6 @@
 """Watches process groups being made, joined and destroyed: each of these can hang by itself."""
 
+import os
 import time
 from collections.abc import Iterable
 from datetime import timedelta
@@ -41,8 +42,6 @@ def _install(recorder: Recorder, c10d: ModuleType) -> Undo:
     if hasattr(c10d, "split_group"):
         undos.append(observe(c10d, "split_group", _SplitGroup(recorder, c10d)))
     if c10d.is_initialized():
-        default = c10d.GroupMember.WORLD
-        recorder.learn_rank(default.rank(), default.size())
         for group in list(c10d._world.pg_map):
             learn_group(recorder, c10d, group)
     return together(undos)
@@ -72,6 +71,8 @@ def learn_group(recorder: Recorder, c10d: ModuleType, group: Any) -> GroupState:
     state = recorder.groups.get(group)
     if state is not None:
         return state
+    if group is c10d.GroupMember.WORLD:  # it may have been made before anybody watched
+        recorder.learn_rank(group.rank(), group.size())
     members = c10d._world.pg_group_ranks.get(group)
     event = events.Group(
         group=group.group_name,
@@ -139,18 +140,19 @@ class _Init(_Phases):
 
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> events.Phase:
         self.inside = True
+        if os.getpid() != self._recorder.pid:
+            self._recorder = self._recorder.begin_again() or self._recorder
         timeout = kwargs.get("timeout", args[2] if len(args) > 2 else None)
         meeting = meeting_of(args, kwargs)
         if "as_rank" in meeting and "world_size" in meeting:
             # A log that has no rank yet would be nobody's if the ranks did not meet.
-            self._recorder.learn_rank(meeting["as_rank"], meeting["world_size"])
+            self._recorder.learn_rank(meeting["as_rank"], meeting["world_size"], joined=False)
         return self._recorder.begin_phase(WHOLE_WORLD, timeout_seconds=_seconds(timeout), **meeting)
 
     def after(self, token: Any, result: Any, error: type[BaseException] | None) -> None:
         self.inside = False
         default = self._c10d.GroupMember.WORLD
         if default is not None and error is None:
-            self._recorder.learn_rank(default.rank(), default.size())
             learn_group(self._recorder, self._c10d, default)
         super().after(token, result, error)
 

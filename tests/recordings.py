@@ -16,6 +16,7 @@ import torch
 
 import distdiag
 from distdiag import events
+from distdiag import recording as own_recording
 from distdiag.journal import read_lines, segments_of
 
 RANK, WORLD_SIZE = 1, 4
@@ -120,7 +121,8 @@ class Recording:
     @functools.cached_property
     def recorder(self) -> Any:
         """Return the recorder; only while it records."""
-        installed: Any = vars(distdiag)["_installed"]
+        installed = own_recording.installed()
+        assert installed is not None
         return installed.recorder
 
 

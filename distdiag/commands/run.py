@@ -9,7 +9,7 @@ import traceback
 
 import distdiag
 from distdiag import settings
-from distdiag.commands import _program
+from distdiag.commands import _launched, _program
 from distdiag.errors import DistdiagError
 
 USAGE = """%prog [OPTIONS] SCRIPT [ARGS]...
@@ -17,7 +17,8 @@ USAGE = """%prog [OPTIONS] SCRIPT [ARGS]...
 
 DESCRIPTION = (
     "Run a training script with recording on, exactly as python would run it. "
-    "Works below a launcher too: torchrun --nproc-per-node 8 -m distdiag run train.py"
+    "Works below a launcher too: torchrun --nproc-per-node 8 -m distdiag run train.py. "
+    "Ranks that the script itself starts are recorded as well."
 )
 
 
@@ -57,8 +58,9 @@ def _start_recording(options: optparse.Values) -> None:
     chosen = {"stall_after": options.stall_after, "max_bytes": options.max_bytes}
     reason = "DISTDIAG_RAISE=1 shows why"
     try:
-        settings.resolve(options.dir, **chosen)
+        resolved = settings.resolve(options.dir, **chosen)
         distdiag.install(options.dir, **chosen)
+        _launched.follow(resolved)
     except DistdiagError as error:
         reason = error.message
     if not distdiag.is_recording() and not settings.is_off():

@@ -15,6 +15,7 @@ from distdiag.journal.segments import place_of, segments_of
 from distdiag.launch_names import START_TOGETHER_NS
 from distdiag.run.earlier import same_job
 from distdiag.run.launch import Process, choose, processes_of
+from distdiag.run.launched import ranks_of
 from distdiag.run.logfiles import discover, discover_files
 
 MOST_NAMED = 3
@@ -100,7 +101,7 @@ def runs_of(folders: Mapping[Path, Sequence[Path]], root: Path) -> list[OwnRun]:
 
 
 def _part(folder: Path, files: tuple[Path, ...], root: Path) -> Part:
-    processes = processes_of(discover_files(files) if files else discover(folder))
+    processes = ranks_of(processes_of(discover_files(files) if files else discover(folder)))
     launch = choose(processes)
     members = list(launch.members.values())
     told = attempt_in_path(folder / "log", root)

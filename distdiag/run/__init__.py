@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from distdiag import events
 from distdiag.deferred import deferred
@@ -24,7 +27,8 @@ from distdiag.run.frames import CALL_COLUMNS, CRASH_COLUMNS
 from distdiag.run.held import HeldLog
 from distdiag.run.held_rows import processes_held
 from distdiag.run.launch import Launch, choose, processes_of
-from distdiag.run.logfiles import LogFile, discover
+from distdiag.run.launched import ranks_of
+from distdiag.run.logfiles import LogFile, discover, last_lines
 from distdiag.run.measurements import (
     COLLECTIVE_COLUMNS,
     OPERATION_COLUMNS,
@@ -146,7 +150,7 @@ def load(path: Path) -> Run:
     readable record, only logs of a newer schema, logs of several processes in one file.
     """
     logs = discover(path)
-    processes = processes_of(logs)
+    processes = ranks_of(processes_of(logs))
     launch = choose(processes)
     if not launch.members:
         raise _nothing_to_analyse(path, logs, launch)
@@ -278,9 +282,27 @@ def _nothing_to_analyse(path: Path, logs: Sequence[LogFile], launch: Launch) -> 
         return DistdiagError(f"all {len(logs)} logs in {path} are empty", "did the processes get as far as install()?")
     if launch.nameless and not launch.members:
         return DistdiagError(
-            f"no log in {path} says which rank it is of", "start the ranks with torchrun, or set RANK and WORLD_SIZE"
+            f"no log in {path} says which rank it is of{_first_words(logs)}",
+            "processes learn their rank when they join a group, or from RANK and WORLD_SIZE",
         )
     return DistdiagError(f"no readable record in {path}", "distdiag's logs hold one JSON object on each line")
+
+
+MOST_MESSAGE = 100
+
+
+def _first_words(logs: Sequence[LogFile]) -> str:
+    """Return the exception that ended a process first, as part of a sentence; nothing where none tells of one."""
+    told: list[tuple[int, str]] = []
+    for log in logs:
+        for line in last_lines(log):
+            with contextlib.suppress(msgspec.DecodeError, ValueError):
+                record = events.decode(line)
+                if isinstance(record, events.Fault) and record.fault == "exception" and record.type:
+                    first, *more = (record.message or "").strip().splitlines() or [""]
+                    message = more[-1] if more and first.endswith(":") else first  # what a launcher quotes stands last
+                    told.append((record.time_ns, f"; {log.stem} raised {record.type}: {message[:MOST_MESSAGE]}"))
+    return min(told)[1] if told else ""
 
 
 def _unreadable(logs: Sequence[LogFile], parts: Sequence[Part], ranks: Collection[int]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from distdiag.engine import Engine, readable, sql
 from distdiag.engine.packs import BULK_KINDS, MANIFEST, OTHER, Manifest, PackedFile, Told
 from distdiag.errors import DistdiagError
 from distdiag.run.launch import choose, header_line, moment_line, processes_of
+from distdiag.run.launched import ranks_of
 from distdiag.run.logfiles import LogFile, discover
 from distdiag.run.window import HEAD_BYTES, starts_of, window_bytes
 
@@ -164,7 +165,7 @@ def _text(line: bytes | None) -> str | None:
 
 def _cuts(logs: Sequence[LogFile]) -> dict[Path, tuple[int, int]]:
     """Return the rows of the head, and the first row of the newest part, of each file that is too long."""
-    launch = choose(processes_of(logs))
+    launch = choose(ranks_of(processes_of(logs)))
     window = window_bytes(launch.members) if launch.members else None
     starts = (start for process in launch.members.values() for start in starts_of(process.files, window))
     return {

@@ -1,0 +1,54 @@
+"""What a program that runs below ``distdiag run`` starts: a rank runs below it too, and nothing else does."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distdiag.commands._launched import below
+from distdiag.settings import Settings
+
+SETTINGS = Settings(directory=Path("/logs"), stall_after_seconds=30.0, max_bytes=1 << 20)
+RANK = {"LOCAL_RANK": "1"}
+RECORDED = ["-m", "distdiag", "run", "--dir", "/logs", "--stall-after", "30", "--max-bytes", "1048576"]
+
+
+@pytest.mark.parametrize(
+    ("program", "switches"),
+    [
+        (["train.py", "--lr", "1"], []),
+        (["train.py", "-u"], ["-u"]),
+        (["-m", "training", "-v"], ["-u", "-X", "dev"]),
+    ],
+)
+def test_rank_that_is_a_program_of_python_runs_below_run(program: list[str], switches: list[str]) -> None:
+    assert below([sys.executable, *switches, *program], RANK, SETTINGS) == [
+        sys.executable,
+        *switches,
+        *RECORDED,
+        *program,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "environment"),
+    [
+        (["nvidia-smi", "-q"], RANK),
+        (f"{sys.executable} train.py", RANK),
+        ([sys.executable, "train.py"], None),
+        ([sys.executable, "train.py"], {"PATH": "/bin"}),
+        ([sys.executable, "-c", "pass"], RANK),
+        ([sys.executable], RANK),
+        ([sys.executable, "-u", "-m", "distdiag", "run", "train.py"], RANK),
+    ],
+)
+def test_what_is_no_rank_or_is_recorded_is_started_as_it_is(command: Any, environment: dict[str, str] | None) -> None:
+    assert below(command, environment, SETTINGS) is command
+
+
+def test_helper_that_inherits_the_rank_of_its_parent_is_started_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    command = [sys.executable, "convert.py"]
+
+    assert below(command, RANK, SETTINGS) is command
