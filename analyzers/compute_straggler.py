@@ -8,7 +8,8 @@ How it is found
     A rank's own time is its step without what calls held it up. It is compared with the median of the ranks that do
     the same work (of its pipeline stage): at least 10 % of the step and 5 ms longer, in at least 80 % of the steps
     after the warm-up, and the others have to wait for it; without it the step has to be at least 10 % shorter.
-    Waiting for a processor is no own time, and where a rank waits for one longer than it is late, nothing is said.
+    Waiting for a processor is no own time, and where a rank waits for one longer than it is late, it is not accused:
+    that others wait for it is mentioned, where that is 30 % of the step and more.
     A rank that is late in some steps only, every tenth or from some moment on, is named where that costs at least
     20 % of the job's time, in at least 5 steps, and where hardly anything is lost to any other rank.
     Ranks that are late in the same way, those of one host, are told as one.
@@ -29,11 +30,14 @@ What to do
 
 from collections.abc import Iterator
 
-from distdiag.analyzers._wording import named, seconds, verb
+from distdiag.analyzers._wording import counted, named, seconds, verb
 from distdiag.analyzers.investigation.paths import short
+from distdiag.analyzers.investigation.trust import data_in_words
 from distdiag.analyzers.performance import accusations, traced
+from distdiag.analyzers.slowness.grid import Grid
 from distdiag.analyzers.slowness.judged import COMPUTE, judge
 from distdiag.analyzers.slowness.laggards import Laggard
+from distdiag.analyzers.slowness.queues import PERSISTENT, queued_in
 from distdiag.analyzers.slowness.telling import (
     alike,
     confidence_of,
@@ -41,6 +45,7 @@ from distdiag.analyzers.slowness.telling import (
     evidence_of,
     more_samples,
     names_of,
+    percent,
     period,
     seen_of,
     waits,
@@ -48,17 +53,20 @@ from distdiag.analyzers.slowness.telling import (
     without,
 )
 from distdiag.analyzers.step_time_change import beside_changes
-from distdiag.findings import Finding, Severity
+from distdiag.findings import Confidence, Finding, Severity
 from distdiag.run import Run
 
 CODE = "DD201"
 NAME = "compute-straggler"
+PROCESSOR = "processor"
 
 
 def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding per rank that is slower than its peers in nearly every step."""
     yield from accusations.slow_workers(run, CODE, NAME)
     yield from traced.slow_devices(run, CODE, NAME)
+    for grid in judge(run).roles:
+        yield from _in_queue(run, grid)
     for laggards in alike(beside_changes(run, judge(run).late_by(COMPUTE))):
         laggard, (ranks, victims) = laggards[0], names_of(laggards)
         seen, samples = seen_of(run, laggard), more_samples(run, laggards)
@@ -85,6 +93,30 @@ def analyze(run: Run) -> Iterator[Finding]:
             ),
             lost_share=laggard.gain_ns / laggard.step_ns if laggard.step_ns else None,
         )
+
+
+def _in_queue(run: Run, grid: Grid) -> Iterator[Finding]:
+    """Mention a rank that waits for a processor: whose doing that is, no log of the job tells."""
+    queued = queued_in(grid)
+    if queued is None:
+        return
+    peers = named(queued.peers)
+    yield Finding(
+        code=CODE,
+        name=NAME,
+        severity=Severity.INFO,
+        summary=f"{peers} {verb(queued.peers, 'waits', 'wait')} {seconds(queued.waited_ns)} of each "
+        f"{seconds(queued.step_ns)} step for rank {queued.rank}, which itself waits {seconds(queued.queued_ns)} of it "
+        f"for a processor, its peers {seconds(queued.of_others_ns)}",
+        victims=queued.peers,
+        cause=PROCESSOR,
+        confidence=Confidence.MEDIUM,
+        evidence=(f"so in at least {percent(PERSISTENT)} of {counted(queued.steps, 'step')}", data_in_words(run)),
+        action=(
+            f"look at what else runs on the cores of rank {queued.rank}: other processes, loader workers, threads of "
+            "its own; and at how many cores it may use (taskset -p, limits of the container)",
+        ),
+    )
 
 
 def _pace(laggard: Laggard, ranks: tuple[int, ...]) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from distdiag.findings import Severity
 from tests.faults import hosts
 from tests.faults.runs import Fault, Outcome, complaints_of
 
@@ -77,7 +78,8 @@ def judged(fault: Fault, outcome: Outcome) -> Judgement:
         return Judgement(WRONG, "; ".join(complaints)) if complaints else Judgement(RIGHT, "")
     if set(outcome.codes) != {0}:
         return Judgement(WRONG, f"exit codes {outcome.codes}")
-    slow = [each for each in outcome.report.findings if each.code.startswith(SLOW_CODES)]
+    findings = [each for each in outcome.report.findings if each.severity is not Severity.INFO]
+    slow = [each for each in findings if each.code.startswith(SLOW_CODES)]
     if not slow:
         verdict = outcome.report.verdict.name
         return Judgement(ABSTAINED, "") if verdict == "healthy" else Judgement(WRONG, f"{verdict} alone")

@@ -64,7 +64,13 @@ def test_where_processors_are_fought_over_nobody_is_accused(tmp_path: Path) -> N
         if isinstance(record, events.Step):
             record.queued_ns = 45_000_000  # it is late by 35 ms more
 
-    assert told(logs, tmp_path).findings == ()
+    report = told(logs, tmp_path)
+
+    (mentioned,) = report.findings
+    assert (report.verdict.name, mentioned.cause, mentioned.culprits) == ("healthy", "processor", ())
+    assert (
+        "wait 80 ms of each 139 ms step for rank 2, which itself waits 45 ms of it for a processor" in mentioned.summary
+    )
 
 
 @pytest.mark.parametrize(("longer", "name"), [(0, "healthy"), (25_000_000, "compute-straggler")])
