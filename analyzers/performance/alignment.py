@@ -68,7 +68,7 @@ def align(engine: Engine, calls: ibis.Table, hosts: Mapping[int, str]) -> Alignm
         return Alignment(offsets_ns={}, drifts={}, origin_ns=0, error_ns=0)
     ends = _ends(engine, calls, {rank: codes[host] for rank, host in hosts.items()})
     counts = ends.groupby("clock")["late"].count()
-    if len(counts) < len(codes) or int(counts.min()) < ENOUGH_COLLECTIVES:
+    if len(counts) < len(codes) or int(counts.min()) < ENOUGH_COLLECTIVES or not _joined(ends):
         return Alignment(offsets_ns={}, drifts={}, origin_ns=0, error_ns=None)
     origin = int(ends["end_ns"].min())
     lines = {int(str(code)): _line(rows, origin) for code, rows in ends.groupby("clock")}
@@ -97,6 +97,16 @@ def _ends(engine: Engine, calls: ibis.Table, codes: Mapping[int, int]) -> pd.Dat
     collectives = seen.groupby(["group", "seq"])["end_ns"]
     seen = seen.assign(late=seen["end_ns"] - collectives.transform("median"), clocks=collectives.transform("count"))
     return seen[seen["clocks"] > 1].sort_values("end_ns", kind="stable")
+
+
+def _joined(ends: pd.DataFrame) -> bool:
+    """Return whether all clocks compare with one another, directly or through others."""
+    islands: list[set[int]] = []
+    for _, clocks in ends.groupby("group")["clock"]:
+        own = set(clocks.unique().tolist())
+        apart = [island for island in islands if not island & own]
+        islands = [*apart, own.union(*(island for island in islands if island & own))]
+    return len(islands) == 1
 
 
 def _line(rows: pd.DataFrame, origin: int) -> tuple[float, float]:
