@@ -89,7 +89,9 @@ def _rebind(owner: ModuleType, original: Any, substitute: Any) -> Undo:
     Those of the library itself are left alone: what matters of them is watched where they define it.
     """
     package = owner.__name__.partition(".")[0]
-    places = [(names, name) for names in _namespaces(package) for name, value in list(names.items()) if value is original]
+    places = [
+        (names, name) for names in _namespaces(package) for name, value in list(names.items()) if value is original
+    ]
     for names, name in places:
         names[name] = substitute
 

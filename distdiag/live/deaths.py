@@ -1,13 +1,16 @@
 """Ranks that died or vanished, told from those that only gave up waiting for them."""
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from distdiag.live.alarms import Condition, Kind
 from distdiag.live.job import Job
 from distdiag.live.ranks import RankState
 from distdiag.live.standstill import CONFIRM_SECONDS, HALT, awaited_in, place_of
 from distdiag.live.wording import lasting, named
+
+Name = TypeVar("Name", int, str)
 
 GONE_SECONDS = 10.0
 """A rank beats once a second; only what keeps the interpreter for so long keeps it from that."""
@@ -21,6 +24,8 @@ UNNAMED_SECONDS = 5.0
 """What makes others fail may be noticed later than that they fail: one that was killed is silent for a while first."""
 AHEAD = 2
 """Steps, and collectives of a group, that nobody can be ahead of a member that is no more."""
+WRONG_CLOCK_NS = 60_000_000_000
+"""Records come within seconds of being written; whose come later, or before, are of a host whose clock is wrong."""
 MOST_MESSAGE = 100
 MOST_EVIDENCE = 6
 
@@ -46,15 +51,33 @@ def deaths(job: Job) -> Iterator[Condition]:
 
 def dead_ranks(job: Job) -> list[Dead]:
     """Return the ranks that died or vanished, in the order of time."""
+    moments = _last_moments(job)
     dead = [
-        Dead(state.rank, state.last_ns + state.offset_ns, state.failed_call is not None, _how(job, state))
+        Dead(state.rank, moments[state.rank], state.failed_call is not None, _how(job, state))
         for state in job.ranks.values()
         if state.died is not None
     ]
     dead.sort(key=lambda each: (each.wall_ns, each.rank))
     living = () if job.left else job.living
     vanished = [state for state in living if state.died is None and _vanished(job, state)]
-    return dead + [Dead(s.rank, s.last_ns + s.offset_ns, False, _how(job, s)) for s in vanished]
+    return dead + [Dead(s.rank, moments[s.rank], False, _how(job, s)) for s in vanished]
+
+
+def _last_moments(job: Job) -> dict[int, int]:
+    """Return the wall time of the newest record of each rank: by its own clock, unless that is plainly wrong."""
+    own = {state.rank: state.last_ns + state.offset_ns for state in job.ranks.values()}
+    came = {state.rank: round(state.arrived * 1e9) for state in job.ranks.values()}
+    ahead = far_ahead({rank: moment - came[rank] for rank, moment in own.items()})
+    return {rank: moment - ahead.get(rank, 0) for rank, moment in own.items()}
+
+
+def far_ahead(moments_ns: Mapping[Name, int]) -> dict[Name, int]:
+    """Return how far some clocks are ahead of most, where that is more than records take to come.
+
+    ``moments_ns`` is how much later than on another clock, the same for all, each shows the same moment.
+    """
+    typical = statistics.median_low(moments_ns.values()) if moments_ns else 0
+    return {name: ns - typical for name, ns in moments_ns.items() if abs(ns - typical) > WRONG_CLOCK_NS}
 
 
 def death_of(dead: Sequence[Dead], awaited: tuple[int, ...], doing: Sequence[str], *, anybody_lives: bool) -> Condition:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from distdiag import events
 from distdiag.live.alarms import Alarms, Change, Condition, Kind
-from distdiag.live.deaths import death_of
+from distdiag.live.deaths import Dead, death_of, far_ahead
 from distdiag.live.nodes import ENDING, FOLDER, NodeSummary, decoded
 from distdiag.live.slowness import OwnTime, stragglers
 from distdiag.live.snapshot import GroupRow, Snapshot
@@ -171,7 +171,7 @@ class Fleet:
         yield from self._slow_signs
 
     def _deaths(self, nodes: list[NodeSummary]) -> Iterator[Condition]:
-        dead = sorted((each for node in nodes for each in node.dead), key=lambda each: (each.wall_ns, each.rank))
+        dead = self._dead(nodes)
         if dead:
             yield death_of(dead, (), (), anybody_lives=any(each.living for each in nodes))
             return
@@ -187,6 +187,13 @@ class Fleet:
                 evidence=("the host is gone, or only its agent is",),
                 confirm_seconds=CONFIRM_SECONDS,
             )
+
+    def _dead(self, nodes: list[NodeSummary]) -> list[Dead]:
+        """Return the dead ranks of all hosts in the order of time, wrong clocks of hosts put right."""
+        stamps = {node.summary.host: node.stamp for node in self._nodes.values()}
+        ahead = far_ahead({each.host: each.wall_ns - stamps[each.host] for each in nodes if each.host in stamps})
+        dead = [each._replace(wall_ns=each.wall_ns - ahead.get(node.host, 0)) for node in nodes for each in node.dead]
+        return sorted(dead, key=lambda each: (each.wall_ns, each.rank))
 
     def _standstill(self, nodes: list[NodeSummary]) -> Iterator[Condition]:
         living = [each for each in nodes if each.living]
