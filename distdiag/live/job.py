@@ -112,7 +112,10 @@ class Job:
         return max(state.last_ns - state.progress_ns, 0) / 1e9 + self.silence(state)
 
     def process_of(self, state: RankState) -> str | None:
-        """Return ``gone``, ``stopped`` or ``there`` for a process of this host; None where that cannot be told."""
+        """Return ``gone``, ``stopped``, ``traced`` or ``there`` for a process of this host; None where nothing tells.
+
+        One that is traced is held by a debugger, or while its stacks are taken.
+        """
         if state.host != self._here:
             return None
         pid = state.header.pid
@@ -127,7 +130,7 @@ class Job:
         self._seen_alive.add(pid)
         if status == psutil.STATUS_ZOMBIE:
             return "gone"
-        return "stopped" if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP) else "there"
+        return {psutil.STATUS_STOPPED: "stopped", psutil.STATUS_TRACING_STOP: "traced"}.get(status, "there")
 
     def progress(self) -> Progress:
         """Return step and rates of the median rank over the newest steps."""

@@ -22,6 +22,11 @@ begins takes more even where dozens of others compete for the processor."""
 CONFIRM_SECONDS = 0.9
 """Seen at two looks: what was just about to be written is no stall."""
 MOST_PLACES = 6
+PROCESSES = {
+    "stopped": ", its process is stopped",
+    "traced": ", its process is held by a tracer",
+    "gone": ", its process is gone",
+}
 
 
 def standstill(job: Job) -> Iterator[Condition]:
@@ -125,8 +130,7 @@ def place_of(job: Job, state: RankState) -> str:
     silence = job.silence(state)
     if not silence:
         return doing
-    process = {"stopped": ", its process is stopped", "gone": ", its process is gone"}
-    known = process.get(job.process_of(state) or "", "")
+    known = PROCESSES.get(job.process_of(state) or "", "")
     return f"gives no sign of life for {lasting(silence)}{known}; the last: {doing}"
 
 

@@ -6,9 +6,11 @@ import random
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from distdiag import events
@@ -17,6 +19,7 @@ from distdiag.live.snapshot import snapshot_of
 from distdiag.live.watch import Watch
 from tests.logs import SECOND_NS, WALL_NS, Logs
 from tests.pipelines import Plan, pipeline
+from tests.waiting import until
 from tests.watching import Watched, cleared, raised
 
 SERIES = Path(__file__).parents[4] / "shared" / "data" / "healthy_series"
@@ -44,10 +47,20 @@ def test_stalled_job_is_told_once_with_the_rank_that_others_wait_for(tmp_path: P
     assert len(changes) == 1
 
 
-def test_rank_that_was_stopped_within_the_call_that_all_are_in_is_named(tmp_path: Path) -> None:
-    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+TRACED = "import ctypes, os, signal; ctypes.CDLL(None).ptrace(0, 0, 0, 0); os.kill(os.getpid(), signal.SIGSTOP)"
+
+
+@pytest.mark.parametrize(("how", "named"), [("stopped", (1,)), ("held by a tracer", ())])
+def test_rank_that_was_stopped_within_the_call_that_all_are_in_is_named(
+    tmp_path: Path, how: str, named: tuple[int, ...]
+) -> None:
+    """One that is traced may be a rank that stands still as all do, and has its stacks taken."""
+    command = ["sleep", "60"] if named else [sys.executable, "-c", TRACED]
+    process = subprocess.Popen(command, start_new_session=True)
     try:
-        os.kill(process.pid, signal.SIGSTOP)
+        if named:
+            os.kill(process.pid, signal.SIGSTOP)
+        until(lambda: psutil.Process(process.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP))
         watched = Watched(tmp_path, world_size=3)
         header = watched.logs[1].header
         header.host, header.pid, header.wall_ns = socket.gethostname(), process.pid, time.time_ns()
@@ -60,8 +73,8 @@ def test_rank_that_was_stopped_within_the_call_that_all_are_in_is_named(tmp_path
         process.kill()
         process.wait()
 
-    assert (alarm.kind, alarm.condition.ranks) == (Kind.STALL, (1,))
-    assert "its process is stopped" in alarm.condition.summary
+    assert (alarm.kind, alarm.condition.ranks) == (Kind.STALL, named)
+    assert f"its process is {how}" in " ".join(alarm.condition.evidence)
 
 
 def test_alarm_is_cleared_when_the_job_goes_on(tmp_path: Path) -> None:
