@@ -8,6 +8,12 @@ START_TOGETHER_NS = 60_000_000_000
 """Processes of one launch begin to record within this time of each other, unless an import was very slow."""
 
 
+def name_told(header: events.Header) -> str | None:
+    """Return the launch's name; None where launcher variables gave none and the process made one up."""
+    made_up = (f"{header.host}-{number}" for number in (header.pid, header.started_by))
+    return None if header.run in made_up else header.run
+
+
 def names_of_launch(headers: Iterable[tuple[int, events.Header]], newest: events.Header) -> frozenset[str]:
     """Return the names under which the ranks of one launch go, given the headers of all ranks in its directory.
 

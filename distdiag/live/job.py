@@ -10,7 +10,7 @@ import psutil
 
 from distdiag import events
 from distdiag.journal.segments import rank_of
-from distdiag.launch_names import names_of_launch
+from distdiag.launch_names import name_told, names_of_launch
 from distdiag.live.groups import Groups, GroupState
 from distdiag.live.learning import take
 from distdiag.live.ranks import RankState
@@ -158,7 +158,7 @@ class Job:
             return state
         if rank is None:
             return None
-        launch = header.run, header.attempt
+        launch = _launch_of(header)
         groups = self._groups.setdefault(launch, Groups())
         if not self._states:
             self.began = self.now
@@ -170,10 +170,11 @@ class Job:
         if not self._states:
             return
         newest = max((state.header for state in self._states.values()), key=lambda header: header.wall_ns)
-        if (newest.run, newest.attempt) != self._newest:
-            self._newest = newest.run, newest.attempt
+        if _launch_of(newest) != self._newest:
+            self._newest = _launch_of(newest)
             self.began = self.now
-        names = names_of_launch([(state.rank, state.header) for state in self._states.values()], newest)
+        named = [(state.rank, state.header) for state in self._states.values() if name_told(state.header) is not None]
+        names = names_of_launch(named, newest)
         kept: dict[int, RankState] = {}
         for writer, state in sorted(self._states.items()):
             rival = kept.get(state.rank)
@@ -182,7 +183,7 @@ class Job:
             elif rival is None or rival.header.wall_ns < state.header.wall_ns:
                 kept[state.rank] = state
         self.ranks = dict(sorted(kept.items()))
-        launches = {(state.header.run, state.header.attempt) for state in kept.values()}
+        launches = {_launch_of(state.header) for state in kept.values()}
         self._groups = {launch: groups for launch, groups in self._groups.items() if launch in launches}
 
 
@@ -194,10 +195,15 @@ def _age_seconds(state: RankState, written_ns: int, wall_ns: int) -> float:
     return (wall_ns - max(written_ns, state.last_ns + state.offset_ns)) / 1e9
 
 
+def _launch_of(header: events.Header) -> tuple[str, int]:
+    """Return what tells launches apart: processes that made a name up are of one."""
+    return name_told(header) or "", header.attempt
+
+
 def _belongs(state: RankState, newest: events.Header, names: frozenset[str]) -> bool:
     """Return whether a process is of the launch whose last process began with ``newest``."""
     own = state.header
-    if own.run not in names:
+    if own.run not in names and name_told(own) is not None and name_told(newest) is not None:
         return False
     return own.attempt == newest.attempt or (
         own.attempt < newest.attempt and state.last_ns + state.offset_ns >= newest.wall_ns and state.alive

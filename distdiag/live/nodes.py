@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from distdiag import events
+from distdiag.launch_names import name_told
 from distdiag.live.alarms import Alarm, Condition, Kind
 from distdiag.live.deaths import Dead, dead_ranks
 from distdiag.live.job import Job
@@ -124,7 +125,7 @@ def summary_of(job: Job, alarms: Collection[Alarm], host: str, wall_ns: int) -> 
     return NodeSummary(
         schema=SCHEMA,
         host=host,
-        run=header.run,
+        run=name_told(header) or "",
         attempt=max(state.attempt for state in job.ranks.values()),
         wall_ns=wall_ns,
         world_size=job.world_size,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from distdiag import events
-from distdiag.launch_names import START_TOGETHER_NS, names_of_launch
+from distdiag.launch_names import START_TOGETHER_NS, name_told, names_of_launch
 from distdiag.run.logfiles import LogFile, first_lines, last_lines
 
 
@@ -46,9 +46,7 @@ class Process:
     @property
     def run(self) -> str | None:
         """Return the launch's name; None where launcher variables gave none and the process made one up."""
-        if self.header is None or self.header.run == f"{self.header.host}-{self.header.pid}":
-            return None
-        return self.header.run
+        return None if self.header is None else name_told(self.header)
 
     @property
     def supported(self) -> bool:
