@@ -11,7 +11,7 @@ How it is found
     Waiting for a processor is no own time, and where a rank waits for one longer than it is late, it is not accused:
     that others wait for it is mentioned, where that is 30 % of the step and more.
     A rank that is late in some steps only, every tenth or from some moment on, is named where that costs at least
-    20 % of the job's time, in at least 5 steps, and where hardly anything is lost to any other rank.
+    20 % of the job's time, in at least 5 steps, and where little is lost to any other rank.
     Ranks that are late in the same way, those of one host, are told as one.
     The part of the step that is longer is named; where data, collections, compilations, checkpoints or the lengths of
     its sequences explain it, the finding is another one.
@@ -48,6 +48,7 @@ from distdiag.analyzers.slowness.telling import (
     percent,
     period,
     seen_of,
+    share_of,
     waits,
     where,
     without,
@@ -69,12 +70,13 @@ def analyze(run: Run) -> Iterator[Finding]:
         yield from _in_queue(run, grid)
     for laggards in alike(beside_changes(run, judge(run).late_by(COMPUTE))):
         laggard, (ranks, victims) = laggards[0], names_of(laggards)
-        seen, samples = seen_of(run, laggard), more_samples(run, laggards)
+        lose, seen = verb(ranks, "It loses", "They lose"), seen_of(run, laggard)
+        samples = more_samples(run, laggards)
         yield Finding(
             code=CODE,
             name=NAME,
             severity=Severity.WARNING,
-            summary=f"{_pace(laggard, ranks)}\n{verb(ranks, 'It loses', 'They lose')} them {where(laggard, seen)}; "
+            summary=f"{_pace(run, laggard, ranks)}\n{lose} them {where(laggard, seen)}; "
             f"{waits(run, laggards)}, and {without(laggard, ranks)}."
             + (
                 f" Rank {laggard.rank} gets {samples[0]:g} samples a step, the others {samples[1]:g}."
@@ -91,7 +93,7 @@ def analyze(run: Run) -> Iterator[Finding]:
                 *((f"give {named(ranks)} batches as large as those of {named(victims)}",) if samples else ()),
                 *_action(laggard, ranks, victims, seen.site if seen is not None else None),
             ),
-            lost_share=laggard.gain_ns / laggard.step_ns if laggard.step_ns else None,
+            lost_share=share_of(laggard),
         )
 
 
@@ -119,12 +121,12 @@ def _in_queue(run: Run, grid: Grid) -> Iterator[Finding]:
     )
 
 
-def _pace(laggard: Laggard, ranks: tuple[int, ...]) -> str:
+def _pace(run: Run, laggard: Laggard, ranks: tuple[int, ...]) -> str:
     times = f" ({laggard.own_ns / laggard.typical_ns:.1f}x)" if laggard.typical_ns > 0 else ""
     takes = "which takes" if len(ranks) == 1 else "each of which takes"
     their = verb(ranks, "its", "their")
     return (
-        f"{everyone_waits(laggard, ranks)}, {takes} "
+        f"{everyone_waits(run, laggard, ranks)}, {takes} "
         f"{seconds(laggard.own_ns)} of its own {'then' if laggard.seldom else 'for a step'}, {their} peers "
         f"{seconds(laggard.typical_ns)}{times}"
     )

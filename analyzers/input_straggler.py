@@ -22,6 +22,7 @@ from distdiag.analyzers.slowness.telling import (
     evidence_of,
     names_of,
     seen_of,
+    share_of,
     waits,
     without,
 )
@@ -43,15 +44,15 @@ def analyze(run: Run) -> Iterator[Finding]:
             code=CODE,
             name=NAME,
             severity=Severity.WARNING,
-            summary=f"{everyone_waits(laggard, ranks)}, {whose} {seconds(laggard.parts_ns['data'])} longer for a batch "
-            f"than those of {verb(ranks, 'its', 'their')} peers\n"
+            summary=f"{everyone_waits(run, laggard, ranks)}, {whose} {seconds(laggard.parts_ns['data'])} "
+            f"longer for a batch than those of {verb(ranks, 'its', 'their')} peers\n"
             f"{waits(run, laggards).capitalize()}; {without(laggard, ranks)}.",
             culprits=ranks,
             victims=victims,
             site=seen.site if seen is not None else None,
             cause="data",
             confidence=confidence_of(run, laggard),
-            lost_share=laggard.gain_ns / laggard.step_ns if laggard.step_ns else None,
+            lost_share=share_of(laggard),
             evidence=evidence_of(run, laggards),
             action=(
                 f"look at what {named(ranks)} {verb(ranks, 'reads', 'read')}: the files of the shard, and the file "

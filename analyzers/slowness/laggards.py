@@ -29,11 +29,13 @@ WORTH = 0.1
 OWN_PARTS = tuple(name for name in PARTS if name != "communication")
 MAIN_PART = 0.5
 """A part of the step that holds at least so much of the lateness is where it comes from."""
+TOGETHER = 0.8
+"""Of the steps in which one of two ranks is late now and then, for them to be late together."""
 ENOUGH_LATE_STEPS = 5
 """Of a rank that is late now and then: fewer are hiccups, however long."""
 COSTLY = 0.2
 """Of the job's time, lost to a rank that is late now and then: less is what a log or a save of one rank may take."""
-ALONE = 0.9
+ALONE = 0.8
 """Of what all ranks cost by being late now and then, for one of them to be no chance, as on a noisy machine."""
 
 
@@ -110,19 +112,34 @@ def _lasting(grid: Grid, measured: Measured, excess: Numbers, late: Chosen) -> l
 
 
 def _seldom(grid: Grid, measured: Measured, excess: Numbers, late: Chosen) -> list[Laggard]:
-    """Return the rank that is late in some steps only, but so long that it costs much of the job's time."""
+    """Return the rank that is late in some steps only, but so long that it costs much of the job's time.
+
+    Those that are late in the same steps are told with it: mending one of them alone would gain nothing.
+    """
     own = grid["own_ns"]
     late = late & (excess >= np.nan_to_num(grid["queued_ns"]))
-    lost = np.stack([_gain(own, [row]) for row in range(len(own))]) * late
-    row, whole = int(lost.sum(axis=1).argmax()), float(grid.step_ns.sum())
-    of_row, at = float(lost[row].sum()), lost[row] > 0
-    if at.sum() < ENOUGH_LATE_STEPS or of_row < COSTLY * whole or of_row < ALONE * float(lost.sum()):
+    first = int((excess * late).sum(axis=1).argmax())
+    together = (late & late[first]).sum(axis=1) >= TOGETHER * (late | late[first]).sum(axis=1)
+    if not late[first].any() or 2 * together.sum() > len(own):
         return []
-    found = _laggard(grid, row, at, at, measured, also=[row], gain_ns=of_row / len(at))
-    chosen = grid.at(at)
-    if found.caused_ns < WAITED_FOR * of_row or not _is_its_own(chosen, row, excess[row][at]):
+    rows = np.flatnonzero(together).tolist()
+    lost = _gain(own, rows) * late[first]
+    to_others = _lost_to_single_ranks(own, late & ~together[:, np.newaxis])
+    cost, at = float(lost.sum()), lost > 0
+    if at.sum() < ENOUGH_LATE_STEPS or cost < COSTLY * float(grid.step_ns.sum()) or cost < ALONE * (cost + to_others):
         return []
-    return [found]
+    found = [_laggard(grid, row, at, at, measured, also=rows, gain_ns=cost / len(at)) for row in rows]
+    its_own = all(_is_its_own(grid.at(at), row, excess[row][at]) for row in rows)
+    if sum(each.caused_ns for each in found) < WAITED_FOR * cost or not its_own:
+        return []
+    return sorted(found, key=lambda each: (-each.late_by_ns, each.rank))
+
+
+def _lost_to_single_ranks(own: Numbers, late: Chosen) -> float:
+    """Return what steps lose to the rank that is the last in them, where it is late."""
+    last, columns = own.argmax(axis=0), np.arange(own.shape[1])
+    second = np.partition(own, -2, axis=0)[-2]
+    return float(((own[last, columns] - second) * late[last, columns]).sum())
 
 
 def _is_its_own(grid: Grid, row: int, excess: Numbers) -> bool:

@@ -117,16 +117,34 @@ def names_of(laggards: Sequence[Laggard]) -> tuple[tuple[int, ...], tuple[int, .
     return ranks, tuple(rank for rank in laggards[0].peers if rank not in late)
 
 
-def everyone_waits(laggard: Laggard, ranks: Sequence[int]) -> str:
+def whole_hosts(run: Run, ranks: Sequence[int]) -> str:
+    """Return the hosts whose ranks are these, all of them: `` (host node1)``; nothing for a single rank."""
+    hosts: dict[str, set[int]] = {}
+    for rank, host in zip(run.headers["rank"], run.headers["host"], strict=True):
+        hosts.setdefault(str(host), set()).add(int(rank))
+    theirs = {host: members for host, members in hosts.items() if not members.isdisjoint(ranks)}
+    if len(ranks) < 2 or len(theirs) == len(hosts) or set().union(*theirs.values()) != set(ranks):
+        return ""
+    return f" (host{'s' if len(theirs) > 1 else ''} {', '.join(sorted(theirs))})"
+
+
+def share_of(laggard: Laggard) -> float | None:
+    """Return what a laggard costs, of the job's time: no more than it is late by, whatever others are."""
+    per_step = laggard.late_by_ns * (len(laggard.late_steps) / laggard.steps if laggard.seldom else 1.0)
+    return min(laggard.gain_ns, per_step) / laggard.step_ns if laggard.step_ns else None
+
+
+def everyone_waits(run: Run, laggard: Laggard, ranks: Sequence[int]) -> str:
     """Return how long others wait for ranks, and how often: ``everyone waits 50 ms per step for rank 1``."""
+    who = f"{named(ranks)}{whole_hosts(run, ranks)}"
     if not laggard.seldom:
-        return f"everyone waits {seconds(laggard.late_by_ns)} per step for {named(ranks)}"
+        return f"everyone waits {seconds(laggard.late_by_ns)} per step for {who}"
     often, rhythm = f"{len(laggard.late_steps)} of {counted(laggard.steps, 'step')}", period(laggard)
     if rhythm == 1:
         often += f", all from step {laggard.late_steps[0]} to {laggard.late_steps[-1]}"
     elif rhythm is not None:
         often += f", one in {rhythm}"
-    return f"everyone waits {seconds(laggard.late_by_ns)} for {named(ranks)} in {often}"
+    return f"everyone waits {seconds(laggard.late_by_ns)} for {who} in {often}"
 
 
 def period(laggard: Laggard) -> int | None:

@@ -76,7 +76,7 @@ def test_ranks_that_are_late_alike_are_one_finding(tmp_path: Path) -> None:
     finding = the_finding(trained(parts, ranks=8), tmp_path)
 
     assert (finding.culprits, finding.victims) == ((4, 5), (0, 1, 2, 3, 6, 7))
-    assert "for ranks 4-5, each of which takes 87 ms of its own" in finding.summary
+    assert "for ranks 4-5 (host node2), each of which takes 87 ms of its own" in finding.summary
     assert "ranks 0-3,6-7 wait for them" in finding.summary
 
 
@@ -124,3 +124,20 @@ def test_a_straggler_that_gets_more_samples_is_told_so(tmp_path: Path, samples: 
 
     assert ("Rank 2 gets 8 samples a step, the others 4." in finding.summary) == (samples == 8)
     assert (finding.action[0] == "give rank 2 batches as large as those of ranks 0-1,3") == (samples == 8)
+
+
+def test_ranks_that_are_late_in_the_same_steps_are_one_finding(tmp_path: Path) -> None:
+    finding = the_finding(trained(at(dict.fromkeys((1, 2), lambda step: step % 3 == 0), seconds=0.2)), tmp_path)
+
+    assert (finding.name, finding.culprits, finding.victims) == ("compute-straggler", (1, 2), (0, 3))
+    assert "for ranks 1-2 in 13 of 38 steps, one in 3," in finding.summary
+
+
+def test_the_latest_of_two_stragglers_comes_first(tmp_path: Path) -> None:
+    def parts(rank: int, step: int) -> Parts:
+        return one(rank, "forward", {1: 0.03, 2: 0.09}.get(rank, 0.0))(rank, step)
+
+    findings = told(trained(parts), tmp_path).findings
+
+    assert [each.culprits for each in findings] == [(2,), (1,)]
+    assert "without it and rank 1 a step would take 59 ms" in findings[0].summary
