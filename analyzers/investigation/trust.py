@@ -94,7 +94,7 @@ def _doubts_of_source(run: Run, incident: Incident) -> Iterator[str]:
         yield "each process was looked at once, which does not show that it stands still: look again"
     silent = sorted(unheard(run) & set(incident.culprits))
     if silent:
-        yield f"nothing here is of {named(silent)}: did not come, or what it printed is elsewhere"
+        yield f"no error here is of {named(silent)}: did not come, or what it printed of it is elsewhere"
 
 
 def _is_guesswork(run: Run, incident: Incident) -> bool:

@@ -121,7 +121,7 @@ def tell_silence(job: Job) -> tuple[str, ...]:
     for rank in silent:
         job.tale(rank).silent = True
     listed = ", ".join(map(str, silent))
-    return (f"nothing in these files is of rank {listed}: their output may be elsewhere",)
+    return (f"no error in these files is of rank {listed}: it may be elsewhere",)
 
 
 def tell_bars(job: Job, bars: Sequence[Bar]) -> None:

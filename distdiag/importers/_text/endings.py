@@ -9,7 +9,7 @@ from distdiag import events
 from distdiag.events import CONSEQUENCE, STUCK_WATCHDOG, TELLING, UNSIGNED
 from distdiag.importers._text.dumps import FAULTHANDLER, MAIN
 from distdiag.importers._text.exit_codes import SIGTERM
-from distdiag.importers._text.facts import Ended, Frozen, Raised, Remark, Role, Signalled, Stacked, Torn, What
+from distdiag.importers._text.facts import Ended, Frozen, Heard, Raised, Remark, Role, Signalled, Stacked, Torn, What
 from distdiag.importers._text.owners import Told
 from distdiag.importers._text.tales import Job
 from distdiag.importers._text.times import SECOND_NS
@@ -66,7 +66,8 @@ def _fault(raised: Raised, moment: int, *, went_on: bool) -> events.Fault:
 def _went_on(job: Job, told: Told, moment: int) -> bool:
     """Return whether a rank, or the job, is seen to have gone on after an error: it was caught."""
     rank, file = told.rank, told.said.file
-    alone = {each.rank for _, each in job.told if each.said.file == file} == {rank}
+    speak = {each.rank for _, each in job.told if each.said.file == file and not isinstance(each.said.what, Heard)}
+    alone = speak == {rank}
     if job.ordinary.get(file, 0) > moment + (ALONE_NS if alone else WENT_ON_NS):
         return True
     for other, tale in job.tales.items():

@@ -185,6 +185,13 @@ class World:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """Ranks that said something, whatever it was."""
+
+    ranks: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
     """Something worth repeating in a report that no record has room for."""
 
@@ -233,6 +240,7 @@ What = (
     | Frozen
     | Stacked
     | World
+    | Heard
     | Remark
     | Restarted
     | Speaker

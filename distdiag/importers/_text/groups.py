@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from distdiag import events
 from distdiag.events import GROUP_UNKNOWN
-from distdiag.importers._text.facts import CommunicatorRank, GroupTag, Waited, World
+from distdiag.importers._text.facts import CommunicatorRank, GroupTag, Heard, Waited, World
 from distdiag.importers._text.filenames import MAX_RANK
 from distdiag.importers._text.names import DEFAULT_DESCRIPTION, DEFAULT_GROUP
 from distdiag.importers._text.owners import Told, world_of
@@ -36,6 +36,7 @@ class GroupBook:
         self._written: set[str] = set()
         told_size = any(isinstance(each.said.what, World | CommunicatorRank) for each in told)
         spoke = {each.rank for each in told if each.rank is not None}
+        spoke |= {rank for each in told if isinstance(each.said.what, Heard) for rank in each.said.what.ranks}
         all_spoke = self.world is not None and len(spoke) == self.world >= LEAST_RANKS
         self._world_is_certain = told_size or all_spoke
         for each in told:

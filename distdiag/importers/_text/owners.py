@@ -8,6 +8,7 @@ from pathlib import Path
 from distdiag.importers._text.facts import (
     CommunicatorRank,
     Ended,
+    Heard,
     Issued,
     Missed,
     Passed,
@@ -23,6 +24,7 @@ from distdiag.importers._text.facts import (
 )
 from distdiag.importers._text.filenames import MAX_RANK, attempt_of, numbered, ranks_of
 from distdiag.importers._text.names import DEFAULT_GROUP
+from distdiag.importers._text.normalise import Line
 from distdiag.importers._text.reader import Transcript
 from distdiag.importers._text.stores import INIT, waiter_in
 
@@ -80,6 +82,8 @@ def _ranks_in(told: Told) -> Iterator[int]:
     if told.rank is not None:
         yield told.rank
     what = told.said.what
+    if isinstance(what, Heard):
+        yield from what.ranks
     if isinstance(what, Missed) and what.what != INIT:  # who joins may be mistaken about the size of the world
         yield from what.ranks
 
@@ -144,6 +148,17 @@ def _of_file(number: int, transcript: Transcript, known: _Known) -> Iterator[Tol
         if rank is None:
             rank = _told_by_surroundings(number, said, known)
         yield Told(rank=rank if rank is not None and rank < MAX_RANK else None, attempt=attempt, said=said)
+    line = Line(number=transcript.lines, text="")
+    for besides in _besides(transcript):
+        yield Told(rank=None, attempt=attempt, said=Said(what=besides, role=Role.UNKNOWN, line=line, file=number))
+
+
+def _besides(transcript: Transcript) -> Iterator[What]:
+    """Yield what ordinary lines tell of who there is, where others tell of something."""
+    if transcript.said and transcript.heard:
+        yield Heard(ranks=frozenset(transcript.heard))
+    if transcript.said and max(transcript.heard, default=0) < transcript.size <= MAX_RANK:
+        yield World(size=transcript.size)
 
 
 def _named_in(said: Said, known: _Known) -> int | None:

@@ -21,6 +21,14 @@ MOST_JOINED = max(family.lines for family in FAMILIES)
 RECENT = 16
 """Lines looked back for the last moment that was written."""
 
+MAX_HEARD = 1 << 17
+"""Ranks whose lines are noted though they say nothing that is understood."""
+_RANK = re.compile(rb"\[rank(\d{1,6})\]")
+_SIZE = re.compile(
+    rb"(?:using world size: |\bworld_size ?[=:] ?|\bMEMBER: \d+/|\bNum processes: )(\d{1,6})\b", re.IGNORECASE
+)
+_TELLS_SIZE = (b"orld", b"ORLD", b"MEMBER: ", b"Num processes: ")
+
 Speaker = tuple[str, int | None, int | None]
 """Lines with the same prefixes are one process's."""
 _ENDINGS = {family.name: re.compile(family.ending) for family in FAMILIES if family.ending}
@@ -39,6 +47,10 @@ class Transcript:
     lines: int = 0
     ordinary: Stamp | None = None
     """The last moment of a line that is not understood: somebody went on with something."""
+    heard: set[int] = field(default_factory=set)
+    """Ranks that any line names as the one that says it."""
+    size: int = 0
+    """Number of ranks of the job as ordinary lines tell it, 0 where none does; or that of some group."""
     overflow: int = 0
     """Things said that were too many to keep."""
 
@@ -81,6 +93,7 @@ class _Reader:
                 self._take(raw.number, clean(raw.data))
             else:
                 self._skipped.append(raw.data)
+            self._overhear(raw.data)
             if b"%|" in raw.data:
                 for bar in bars_in(raw.number, clean(raw.data)):
                     self._transcript.bar = bar
@@ -91,6 +104,13 @@ class _Reader:
         self._join(None)
         self._transcript.said.sort(key=lambda said: said.line.number)  # long messages end after others that came later
         return self._transcript
+
+    def _overhear(self, data: bytes) -> None:
+        """Note what any line tells of who there is."""
+        if b"[rank" in data:
+            self._transcript.heard.update(rank for found in _RANK.findall(data) if (rank := int(found)) < MAX_HEARD)
+        if any(word in data for word in _TELLS_SIZE) and (found := _SIZE.search(data)):
+            self._transcript.size = max(self._transcript.size, int(found[1]))
 
     def _take(self, number: int, text: str) -> None:
         for line in normalise(number, text):
