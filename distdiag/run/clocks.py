@@ -107,6 +107,8 @@ class _Comparison:
         self._late: npt.NDArray[np.float64] = np.full(count, np.nan)
         """How much later than the common time each clock is, NaN while it is not placed."""
         self._errors = np.zeros(count)
+        self._hops = np.zeros(count)
+        """Over how many others each is compared with the first ones, at most; 0 where its error is a bound."""
         self.unplaced = set(range(count))
 
     @property
@@ -122,10 +124,26 @@ class _Comparison:
             if not more:
                 break
             placed += more
+        self._refine()
         late = self._late[placed]
         late -= np.median(late)  # most clocks are right
         self._late[placed] = np.nan
         return dict(zip(placed, late.tolist(), strict=True))
+
+    def _refine(self) -> None:
+        """Let all collectives of the clocks that are placed say how late each is: one group alone may be biased."""
+        seen = self._seen
+        at = seen["end"] - self._late[seen["clock"]]
+        late = (at - at.groupby(seen["op"]).transform("median")).dropna()
+        by_clock = late.groupby(seen["clock"][late.index])
+        told = by_clock.agg(["size", "median"])
+        told = told[(told["size"] >= ENOUGH_COLLECTIVES).to_numpy() & (self._hops[told.index] > 0)]
+        clocks = told.index.to_numpy()
+        middles = np.zeros(len(self._late))
+        middles[clocks] = told["median"]
+        self._late[clocks] += middles[clocks]
+        remaining = (late - middles[seen["clock"][late.index]]).abs().groupby(seen["clock"][late.index])
+        self._errors[clocks] = remaining.quantile(REMAINING)[clocks] * self._hops[clocks]
 
     def _place(self, clock: int, late: float, error: float) -> int:
         self._late[clock], self._errors[clock] = late, error
@@ -145,7 +163,7 @@ class _Comparison:
         known = sizes[(sizes["group"] == best) & (sizes["size"] >= ENOUGH_COLLECTIVES)]["clock"]
         mine = rows[(rows["group"] == best) & rows["clock"].isin(known)]
         late = mine["end"] - mine.groupby("op")["end"].transform("median")
-        return self._place_all(mine["clock"], late)
+        return self._place_all(mine["clock"], late, hops=1)
 
     def _next(self) -> list[int]:
         """Place the clocks that share enough with those placed already, else that which shares most, if any does."""
@@ -162,7 +180,7 @@ class _Comparison:
         counts = late.groupby(newest["clock"]).transform("size")
         enough = counts >= ENOUGH_COLLECTIVES
         if enough.any():
-            return self._place_all(newest["clock"][enough], late[enough], self._errors.max())
+            return self._place_all(newest["clock"][enough], late[enough], hops=float(self._hops.max()) + 1)
         near = late.groupby(newest["clock"]).agg(["size", "median"]).sort_values("size", kind="stable")
         near = near[near["median"].abs() < FARTHEST_NS]
         if near.empty:
@@ -170,11 +188,12 @@ class _Comparison:
         clock, middle = int(near.index[-1]), float(near["median"].iloc[-1])
         return [self._place(clock, *self._bounded(clock, middle))]
 
-    def _place_all(self, clocks: pd.Series[int], late: pd.Series[float], beside: float = 0.0) -> list[int]:
+    def _place_all(self, clocks: pd.Series[int], late: pd.Series[float], hops: float) -> list[int]:
         middles = late.groupby(clocks).median()
         remaining = (late - clocks.map(middles)).abs().groupby(clocks).quantile(REMAINING)
+        self._hops[middles.index] = hops
         placed = zip(middles.index.tolist(), middles.tolist(), remaining.tolist(), strict=True)
-        return [self._place(clock, at, beside + error) for clock, at, error in placed]
+        return [self._place(clock, at, error * hops) for clock, at, error in placed]
 
     def _bounded(self, clock: int, late: float) -> tuple[float, float]:
         """Return how late a clock is, and by how much more or less it may be for all that cause and effect tell."""
