@@ -36,13 +36,15 @@ def _eras(transcripts: Sequence[Transcript]) -> list[list[Transcript]]:
     Between two operations of one job there is at most what an operation may take, on all ranks together.
     """
     eras: list[list[Transcript]] = []
-    end_ns = 0
-    timed = [transcript for transcript in transcripts if transcript.first_ns]
-    for transcript in timed:
-        if not eras or transcript.first_ns - end_ns > max(map(_longest_ns, eras[-1])) + START_AGAIN_NS:
+    end_ns = longest_ns = 0
+    for transcript in transcripts:
+        if not transcript.first_ns:
+            continue
+        if not eras or transcript.first_ns - end_ns > longest_ns + START_AGAIN_NS:
             eras.append([])
+            longest_ns = 0
         eras[-1].append(transcript)
-        end_ns = max(end_ns, transcript.last_ns)
+        end_ns, longest_ns = max(end_ns, transcript.last_ns), max(longest_ns, _longest_ns(transcript))
     # What was idle tells no time, and is taken to be as new as can be.
     untimed = [transcript for transcript in transcripts if not transcript.first_ns]
     return [*eras[:-1], [*untimed, *(eras[-1] if eras else ())]]
