@@ -1,29 +1,18 @@
 """What hooks record through: the journal of this process and where it is in its training loop."""
 
 import itertools
-import os
-import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path as FilePath
 from typing import Any, TextIO
 
-from distdiag import ancestry, events
+from distdiag import events
 from distdiag.callsites import CallSites, Site
+from distdiag.identity import Identity
 from distdiag.journal import Journal, log_name
-from distdiag.settings import (
-    ATTEMPT_VARIABLES,
-    LOCAL_RANK_VARIABLES,
-    RANK_VARIABLE,
-    RANK_VARIABLES,
-    WORLD_SIZE_VARIABLES,
-    Settings,
-    logged_settings,
-    run_name,
-    whole_number,
-)
+from distdiag.settings import ATTEMPT_VARIABLES, Settings, whole_number
 from distdiag.steps import Loop
 
 MAX_FLIGHTS = 4096
@@ -31,7 +20,6 @@ MAX_FLIGHTS = 4096
 MAX_ERROR_TEXT = 500
 LATE_WAIT_NS = 100_000
 """A wait that begins later after the issue than this is worth a field of its own."""
-DEVICE_NODES = ("/dev/nvidiactl", "/dev/kfd")
 
 
 class GroupState:
@@ -97,14 +85,8 @@ class Recorder:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.pid = os.getpid()
-        self.started_by = ancestry.started_by()
-        """Number of the process that started this one by multiprocessing."""
-        self.rank, self.rank_from = self._told(RANK_VARIABLES)
-        """As the launcher says, until the default group does, and the variable that says it."""
-        self.world_size, _ = self._told(WORLD_SIZE_VARIABLES)
-        self.joined = False
-        """Whether the default group is known."""
+        self.identity = Identity()
+        self.pid = self.identity.pid
         self.main_thread = threading.main_thread().ident or 0
         self.sites = CallSites()
         self.groups: dict[Any, GroupState] = {}
@@ -148,7 +130,6 @@ class Recorder:
         """Where faulthandler writes, while it may."""
         self.loop = Loop(self)
         self._phase_numbers = itertools.count(1)  # threads that save checkpoints have phases, too
-        self._wall = (time.time_ns(), time.monotonic_ns())
         self.journal = Journal(
             settings.directory,
             stem=log_name(self.rank),
@@ -292,33 +273,16 @@ class Recorder:
 
     # ---- identity -----------------------------------------------------------------------------------------------
     @property
-    def is_rank(self) -> bool:
-        """Return whether this process is a rank; one whose number only a scheduler told may be about to start ranks."""
-        return self.joined or self.rank_from == RANK_VARIABLE
+    def rank(self) -> int | None:
+        """Return the rank of this process, None while nobody told it."""
+        return self.identity.rank
 
     def learn_rank(self, rank: int, world_size: int, *, joined: bool = True) -> None:
-        """Take the rank with which this process joins, or has ``joined``, its first default group.
-
-        A launcher of ranks told it already. A scheduler tells which of its tasks this process is: where that starts
-        ranks itself, these are others.
-        """
-        first, self.joined = not self.joined, self.joined or joined
-        if first and self.rank != rank and self.rank_from != RANK_VARIABLE:
-            self.rank, self.rank_from, self.world_size = rank, None, world_size
+        """Take the rank with which this process joins, or has ``joined``, a default group."""
+        if self.identity.learn(rank, world_size, joined=joined):
             self.journal.rename(log_name(rank))
             self.renamed()
             self.journal.append(self._header(self.journal.segment))
-
-    def _told(self, variables: Sequence[str]) -> tuple[int | None, str | None]:
-        """Return the first number that one of the variables holds, and which it is.
-
-        A scheduler's are about its task; of a process that this one started they say nothing.
-        """
-        for name in variables if self.started_by is None else variables[:1]:
-            number = whole_number((name,))
-            if number is not None:
-                return number, name
-        return None, None
 
     def beside(self, ending: str) -> FilePath:
         """Return the path of a file that belongs to this process's log, where the logs of all ranks end up."""
@@ -327,42 +291,4 @@ class Recorder:
         return directory / (stem + ending)
 
     def _header(self, segment: int) -> bytes:
-        wall_ns, monotonic_ns = self._wall
-        shipped_from = self.journal.shipped_from
-        return events.encode(
-            events.Header(
-                schema=events.SCHEMA,
-                run=run_name(),
-                attempt=self.journal.attempt,
-                rank=self.rank,
-                rank_from=self.rank_from,
-                local_rank=self._told(LOCAL_RANK_VARIABLES)[0],
-                world_size=self.world_size,
-                host=socket.gethostname(),
-                pid=self.pid,
-                started_by=self.started_by,
-                segment=segment,
-                device=_device(),
-                script=sys.argv[0] if sys.argv else None,
-                versions=_versions(),
-                wall_ns=wall_ns,
-                monotonic_ns=monotonic_ns,
-                stall_after_seconds=self.settings.stall_after_seconds,
-                max_bytes=self.settings.max_bytes,
-                shipped_from=str(shipped_from) if shipped_from else None,
-                settings=logged_settings(),
-            )
-        )
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": sys.version.split()[0]}
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        versions["torch"] = str(getattr(torch, "__version__", "unknown"))
-    return versions
-
-
-def _device() -> str:
-    # Asking torch whether CUDA is available initialises the driver, and a forked loader worker would pay for it.
-    return "cuda" if any(os.path.exists(node) for node in DEVICE_NODES) else "cpu"
+        return self.identity.header(self.journal, self.settings, segment)

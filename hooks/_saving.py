@@ -108,7 +108,7 @@ class Activities:
             file=name,
             size_bytes=size,
             rank=self._recorder.rank,
-            world_size=self._recorder.world_size,
+            world_size=self._recorder.identity.world_size,
             step=activity.step,
             wall_ns=time.time_ns(),
             **facts,

@@ -58,7 +58,7 @@ class _Start:
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Give the process what makes it record, or the word that it is a helper."""
         process = args[0]
-        if self._recorder.is_rank or process.daemon or _task(process).startswith(HELPERS):
+        if self._recorder.identity.is_rank or process.daemon or _task(process).startswith(HELPERS):
             os.environ[HELPER_VARIABLE] = str(os.getpid())
         else:
             setattr(process, _KEPT, _Recording(self._recorder.settings))
@@ -77,7 +77,7 @@ def _task(process: Any) -> str:
 
 def _begin_again(recorder: Recorder) -> Recorder | None:
     """Record a forked process that inherited a ``recorder``; return its own, None where it is a helper of a rank."""
-    if recorder.is_rank:
+    if recorder.identity.is_rank:
         return None
     recording.begin(recorder.settings)
     installed = recording.installed()
