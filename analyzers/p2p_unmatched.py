@@ -8,7 +8,9 @@ How it is found
     Messages are matched in order between the same two ranks. One that did not end points to its partner, and the
     partner's collective points back. The absent partner is named by convention. Where another rank waits for the
     same from the first one, whose line always served that one, the first one gave its message the wrong partner, and
-    is named (cause ``wrong-partner``).
+    is named (cause ``wrong-partner``). Where neighbours in a pipeline wait for one another because one of them has
+    turned to something else after fewer messages of a step than the other expects, they run different numbers of
+    micro-batches (cause ``micro-batches``): of three stages or more, the one that differs from most is named.
 
 What to do
     Count sends and receives of both ranks up to the step that is named.
@@ -18,7 +20,7 @@ from collections.abc import Iterator
 
 from distdiag.analyzers._wording import named, verb
 from distdiag.analyzers.investigation import investigate
-from distdiag.analyzers.investigation.circles import WRONG_PARTNER
+from distdiag.analyzers.investigation.circles import MICRO_BATCHES, WRONG_PARTNER
 from distdiag.analyzers.investigation.incident import Incident
 from distdiag.findings import Finding
 from distdiag.run import Run
@@ -40,6 +42,12 @@ def _summary(incident: Incident) -> str:
             f"{who} gave a message the wrong partner{incident.at_step}\n"
             f"{incident.evidence[0]}. {others} {verb(incident.victims, 'waits', 'wait')} because of that."
         )
+    if incident.cause == MICRO_BATCHES:
+        who = f"{named(incident.culprits)} ran" if incident.culprits else "the stages of a pipeline ran"
+        numbers = "another number of micro-batches than the other stages"
+        if not incident.culprits:
+            numbers = "different numbers of micro-batches"
+        return f"{who} {numbers}{incident.at_step}\n{incident.evidence[0]}."
     who = named(incident.culprits)
     need = verb(incident.victims, "needs", "need")
     return (
@@ -51,5 +59,8 @@ def _summary(incident: Incident) -> str:
 def _action(incident: Incident) -> tuple[str, ...]:
     if incident.cause == WRONG_PARTNER:
         return (f"look at how {incident.site or 'that line'} chooses its partner on {named(incident.culprits)}",)
+    if incident.cause == MICRO_BATCHES:
+        who = named(incident.culprits) if incident.culprits else "each stage"
+        return (f"see where {who} gets its number of micro-batches from: its batch, its data loader, its schedule",)
     lines = " and ".join(sorted(set(incident.sites.values())))
     return (f"count the sends and receives of both sides up to {lines or 'these calls'}",)

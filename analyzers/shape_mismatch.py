@@ -6,7 +6,8 @@ What it means
 
 How it is found
     At one sequence number of a group the same operation comes from the same call site on all ranks, and the
-    number of elements differs.
+    number of elements differs. Sends and receives are matched in order between the same two ranks, where recording
+    saw all of them: a message is larger than its room, or smaller between lines whose messages fitted before.
 
 What to do
     Find out why that tensor has another size on that rank: a local count, a missing parameter, another batch length.
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from distdiag.analyzers._wording import counted, named
 from distdiag.analyzers.investigation import investigate
 from distdiag.analyzers.investigation.divergence import Divergence
+from distdiag.analyzers.investigation.fits import Misfit
 from distdiag.analyzers.investigation.incident import Disagreement, Incident
 from distdiag.analyzers.investigation.issued import dims
 from distdiag.analyzers.investigation.sizes import SizeMismatch
@@ -33,6 +35,9 @@ MOST_SIZES = 8
 """So many are told, each with its ranks."""
 GATHERED = "The outputs of an all_gather have to be as large as what each rank passes in."
 SCATTERED = "What a rank makes room for has to be as large as its part; nothing fails, and the rest is not written."
+
+TOO_LARGE = "What is larger than its room does not arrive: the receiver aborts, or both sides hang"
+TOO_SMALL = "The rest of the room is not written, where the backend does not hang"
 
 
 def analyze(run: Run) -> Iterator[Finding]:
@@ -58,6 +63,8 @@ def _summary(incident: Incident) -> str:
     if isinstance(basis, SizeMismatch):
         who = f" on {named(incident.culprits)}" if incident.culprits else ""
         return f"the sizes of {incident.operation}{incident.at_step} cannot be{who}\n{basis.why}."
+    if isinstance(basis, Misfit):
+        return f"{basis.said}{incident.at_step}\n{TOO_LARGE if basis.larger else TOO_SMALL}; {basis.before}."
     if not isinstance(basis, Disagreement):
         return incident.operation
     d = basis.divergence
@@ -84,5 +91,8 @@ def _sizes_of_all(d: Divergence) -> dict[str, list[int]]:
 
 def _action(incident: Incident) -> tuple[str, ...]:
     who = named(incident.culprits) if incident.culprits else "one of them"
+    if isinstance(incident.basis, Misfit):
+        lines = " and ".join(sorted(set(incident.sites.values())))
+        return (f"compare the sizes at {lines}: send the size first, or let both sides compute it from the same",)
     site = incident.site or "that call"
     return (f"see why the tensor at {site} has another size on {who}: pad it, or exchange the sizes first",)

@@ -25,6 +25,8 @@ MONOTONIC_NS = 5_000_000_000_000
 SECOND_NS = 1_000_000_000
 CALL_SECONDS = 0.001
 """How long a call takes, unless it says otherwise."""
+ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "uint8": 1}
+"""Of types that do not take four."""
 WORLD = "0"
 """Name that c10d gives the default group."""
 AGREE_ON_ROOT = frozenset({"broadcast", "reduce", "gather", "scatter"})
@@ -339,7 +341,7 @@ class RankLog:
                     p2p=p2p,
                     dtype=dtype,
                     shapes=shapes,
-                    size_bytes=4 * numel,
+                    size_bytes=ELEMENT_BYTES.get(dtype or "", 4) * numel,
                     path=path,
                     thread=self.thread,
                     agree=agree,

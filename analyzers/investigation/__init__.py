@@ -21,7 +21,13 @@ from distdiag.analyzers.investigation.incident import Disagreement, Incident, Un
 from distdiag.analyzers.investigation.joining import INIT, unmet
 from distdiag.analyzers.investigation.lives import End, Life, lives_of
 from distdiag.analyzers.investigation.loops import Labels
-from distdiag.analyzers.investigation.mismatches import of_reductions, of_sizes, of_splits, of_told_sizes
+from distdiag.analyzers.investigation.mismatches import (
+    of_misfits,
+    of_reductions,
+    of_sizes,
+    of_splits,
+    of_told_sizes,
+)
 from distdiag.analyzers.investigation.naming import Name
 from distdiag.analyzers.investigation.other_clocks import at_other_times, why_uncertain
 from distdiag.analyzers.investigation.own_deaths import deaths_of
@@ -126,6 +132,7 @@ def _roots(run: Run, lives: Mapping[int, Life]) -> tuple[tuple[Incident, ...], t
         *of_splits(run, collectives, stuck),
         *of_reductions(run, several, stuck, beside=[d for each in disagreements if (d := _divergence_in(each))]),
         *of_sizes(run, [*size_mismatches(run, collectives), *of_messages(run, queues.unequal)], stuck),
+        *of_misfits(run, stuck),
         *of_told_sizes(run, stuck),
         *_deaths(run, deaths_of(run, lives, since), stuck),
     ]

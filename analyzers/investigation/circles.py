@@ -9,6 +9,7 @@ from distdiag.analyzers.investigation.history import known_to_odd, known_to_othe
 from distdiag.analyzers.investigation.incident import Circle, Incident
 from distdiag.analyzers.investigation.issued import Issued, called, in_group
 from distdiag.analyzers.investigation.loops import Labels
+from distdiag.analyzers.investigation.microbatches import Uneven, uneven
 from distdiag.analyzers.investigation.misaddressed import Misaddressed, misaddressed
 from distdiag.analyzers.investigation.paths import fork_line, shared_frames
 from distdiag.analyzers.investigation.program import Programs
@@ -21,6 +22,8 @@ P2P_UNMATCHED = "p2p-unmatched"
 GROUP_CREATION_STUCK = "group-creation-stuck"
 WRONG_PARTNER = "wrong-partner"
 """Cause of an unmatched message that somebody else waits for."""
+MICRO_BATCHES = "micro-batches"
+"""Cause of one of a stage that runs more or fewer micro-batches than the others."""
 
 
 def circle(scene: Scene, found: Standstill) -> Iterator[Incident]:
@@ -35,6 +38,10 @@ def circle(scene: Scene, found: Standstill) -> Iterator[Incident]:
     wrong = misaddressed(scene, cycle)
     if wrong is not None:
         yield _sent_wrong(scene, cycle, wrong)
+        return
+    stages = uneven(scene, cycle)
+    if stages is not None:
+        yield _of_stages(scene, cycle, stages)
         return
     name, culprits = _named(cycle)
     if name == ORDER_DEADLOCK:
@@ -84,6 +91,23 @@ def _sent_wrong(scene: Scene, cycle: tuple[Wait, ...], wrong: Misaddressed) -> I
         sites=scene.sites_of(cycle),
         cause=WRONG_PARTNER,
         evidence=(wrong.said, *(_in_circle(scene, wait) for wait in cycle)),
+    )
+
+
+def _of_stages(scene: Scene, cycle: tuple[Wait, ...], stages: Uneven) -> Incident:
+    culprits = () if stages.odd is None else (stages.odd,)
+    sites = scene.sites_of(scene.waits)
+    before = () if stages.before is None else (f"in the step before, all of them issued {stages.before}",)
+    return scene.incident(
+        P2P_UNMATCHED,
+        next((wait for wait in cycle if wait.waiters & set(culprits)), cycle[0]),
+        Circle(waits=cycle),
+        culprits=culprits,
+        step=stages.step,
+        site=sites.get(culprits[0]) if culprits else None,
+        sites=sites,
+        cause=MICRO_BATCHES,
+        evidence=(stages.said, *before, *(_in_circle(scene, wait) for wait in cycle)),
     )
 
 

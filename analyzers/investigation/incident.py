@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from distdiag.analyzers.investigation.creation import GroupLists
 from distdiag.analyzers.investigation.deaths import Death
 from distdiag.analyzers.investigation.divergence import Divergence
+from distdiag.analyzers.investigation.fits import Misfit
 from distdiag.analyzers.investigation.issued import Issued, group_words
 from distdiag.analyzers.investigation.joining import INIT, OWN_STORE, Unmet
 from distdiag.analyzers.investigation.naming import Named
@@ -111,7 +112,9 @@ class Unexplained:
     reason: str
 
 
-Disagreements = Disagreement | SplitMismatch | SizeMismatch | ToldSizes | GroupLists | Unmet | Slip | Surplus | Miscount
+Disagreements = (
+    Disagreement | SplitMismatch | SizeMismatch | ToldSizes | GroupLists | Unmet | Misfit | Slip | Surplus | Miscount
+)
 Basis = Disagreements | ReductionMismatch | Death | Absence | Circle | Together | Halts | Unexplained
 
 

@@ -20,7 +20,7 @@ def message_waits(run: Run, blocked: pd.DataFrame) -> Iterator[Wait]:
     if blocked.empty:
         return
     calls = run.calls.loc[run.calls["p2p"] & ~run.calls["captured"], list(COLUMNS)]
-    halves = _numbered(calls)
+    halves = numbered(calls)
     mine = halves.loc[blocked.index]
     others = _other_halves(halves, mine)
     timeouts = _timeouts(run)
@@ -57,7 +57,7 @@ def message_waits(run: Run, blocked: pd.DataFrame) -> Iterator[Wait]:
         )
 
 
-def _numbered(calls: pd.DataFrame) -> pd.DataFrame:
+def numbered(calls: pd.DataFrame) -> pd.DataFrame:
     """Return of each message its channel, its number on it, and whether it sends; a channel of -1 is not known.
 
     Messages are matched in order between the same two ranks on one group with one tag.

@@ -1,10 +1,12 @@
 """Calls whose arguments do not fit together, though each was issued where it should be: splits, kinds, sizes."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import pandas as pd
 
 from distdiag.analyzers.investigation.divergence import Divergence
+from distdiag.analyzers.investigation.fits import Misfit, misfits
 from distdiag.analyzers.investigation.incident import Incident
 from distdiag.analyzers.investigation.issued import Issued, group_name
 from distdiag.analyzers.investigation.naming import Name
@@ -15,7 +17,7 @@ from distdiag.analyzers.investigation.splits import SplitMismatch, split_mismatc
 from distdiag.analyzers.investigation.told import told_sizes
 from distdiag.run import Run
 
-Mismatch = ReductionMismatch | SizeMismatch | SplitMismatch
+Mismatch = Misfit | ReductionMismatch | SizeMismatch | SplitMismatch
 
 
 def of_splits(run: Run, calls: pd.DataFrame, stuck: frozenset[int]) -> Iterator[Incident]:
@@ -57,6 +59,21 @@ def of_sizes(run: Run, mismatches: Iterable[SizeMismatch], stuck: frozenset[int]
         culprits = () if everybody else mismatch.odd
         call = _first_of(mismatch.calls, mismatch.odd)
         yield _incident(run, Name.SHAPE, mismatch, stuck, call=call, culprits=culprits, site=call.site)
+
+
+def of_misfits(run: Run, stuck: frozenset[int]) -> Iterator[Incident]:
+    """Yield messages that do not fit the room of their receivers; which side is wrong, two cannot tell."""
+    for misfit in misfits(run):
+        found = _incident(
+            run,
+            Name.DTYPE if misfit.of_type else Name.SHAPE,
+            misfit,
+            stuck,
+            call=misfit.receiver,
+            culprits=(),
+            site=None if misfit.changed is None else misfit.calls[misfit.changed].site,
+        )
+        yield replace(found, evidence=(misfit.before,))
 
 
 def of_told_sizes(run: Run, stuck: frozenset[int]) -> Iterator[Incident]:

@@ -20,6 +20,7 @@ DIFFERENCES = "calls left out or too many; their sizes, types, roots, splits"
 ORDER = "groups, threads, order, sends and receives"
 """Rows of the table in which the programs are counted."""
 HEALTHY, MISSING, DIED, LATE = ("healthy",), ("rank-missing",), ("rank-died",), ("late-rank",)
+UNMATCHED, SHAPE, DTYPE = ("p2p-unmatched",), ("shape-mismatch",), ("dtype-mismatch",)
 MEMORY, SEQUENCE, GROUPS = ("out-of-memory",), ("sequence-divergence",), ("group-mismatch",)
 
 
@@ -71,6 +72,10 @@ def _message(*arguments: Any, **more: Any) -> Fault:
     return _of("differing", ORDER, *arguments, **more)
 
 
+def _fit(*arguments: Any, **more: Any) -> Fault:
+    return _of("messages", DIFFERENCES, *arguments, **more)
+
+
 def _unseen(family: str, *arguments: Any, **more: Any) -> Fault:
     return _of("unseen", family, *arguments, **more)
 
@@ -81,6 +86,10 @@ def _dressed(family: str, *arguments: Any, **more: Any) -> Fault:
 
 def _parallel(*arguments: Any, **more: Any) -> Fault:
     return _of("parallel", PARALLEL, *arguments, **more)
+
+
+def _stages(*arguments: Any, **more: Any) -> Fault:
+    return _of("microbatches", PARALLEL, *arguments, cause="micro-batches", **more)
 
 
 MATRIX = (
@@ -101,6 +110,9 @@ MATRIX = (
     _control("healthy_permuted", 3, "joining"),
     _control("healthy_names", 3, "joining"),
     _control("healthy_subset", 4, "joining"),
+    _control("healthy_counts", 4, "microbatches"),
+    _control("healthy_room_to_spare", 3, "messages"),
+    _control("healthy_bytes", 3, "messages"),
     _absent("loader_stuck", 3, MISSING, 1, cause="data-loading"),
     _absent("stage_computes", 4, MISSING, 2, cause="running", at_root=True),
     _absent("spins", 3, MISSING, 1, cause="running"),
@@ -192,6 +204,13 @@ MATRIX = (
     _order("groups_listed_apart", 4, GROUPS, 3, at_root=True),
     _order("mesh_shapes_differ", 4, GROUPS, 1, at_root=True),
     _order("group_after_sum", 3, ("group-creation-stuck", "order-deadlock"), 2, at_root=True),
+    _fit("message_too_large", 3, SHAPE, mentions="rank 1 sent 8x16 float32 to rank 2"),
+    _fit("message_too_small", 3, SHAPE, mentions="rank 1 sent 2x16 float32 to rank 2"),
+    _fit("first_message_too_large", 3, SHAPE, mentions="rank 0 sent 8x16 float32 to rank 1"),
+    _fit("batched_too_large", 2, SHAPE, mentions="rank 0 passes something else now"),
+    _fit("message_of_other_type", 3, DTYPE, mentions="int32 to rank 2"),
+    _fit("message_of_other_type_then_stuck", 3, DTYPE, mentions="int32 to rank 2"),
+    _fit("half_as_wide_twice_as_many", 3, DTYPE, mentions="bfloat16 to rank 2"),
     _message("ring", 4, ("p2p-deadlock",), 0, 1, 2, 3, at_root=True),
     _message("both_receive", 2, ("p2p-deadlock",), 0, 1, at_root=True),
     _message("message_forgotten", 3, ("p2p-unmatched",), 1, at_root=True),
@@ -199,6 +218,17 @@ MATRIX = (
     _message("tags_differ", 2, ("p2p-deadlock", "p2p-unmatched"), 0, 1),
     _parallel("unit_skipped", 3, SEQUENCE, 1, mentions="vision"),
     _parallel("tensor_call_missing", 3, SEQUENCE, 2),
+    _stages("stage_leaves_one_out", 4, UNMATCHED, 1, mentions="after 4 messages"),
+    _stages("stage_has_one_more", 4, UNMATCHED, 2, mentions="rank 2 issued at least 6"),
+    _stages("first_stage_has_one_more", 4, UNMATCHED, 0),
+    _stages("last_stage_leaves_one_out", 4, UNMATCHED, 3),
+    _stages("stage_by_turns_leaves_one_out", 4, UNMATCHED, 2),
+    _stages("stage_by_turns_has_one_more", 4, UNMATCHED, 1),
+    _stages("stage_of_three_leaves_one_out", 3, UNMATCHED, 1),
+    _stages("stages_of_two_differ", 2, UNMATCHED, mentions="different numbers of micro-batches"),
+    _stages("halves_differ", 4, UNMATCHED, mentions="ranks 0-1 issued at least 5"),
+    _stages("schedule_has_one_more", 4, UNMATCHED, 1),
+    _stages("schedule_by_turns_leaves_one_out", 4, UNMATCHED, 2),
     _parallel("stage_stuck", 3, MISSING, 1, cause="running"),
     _parallel("experts_skipped", 4, SEQUENCE, 3, at_root=True),
     _parallel("experts_disagree", 3, ("split-mismatch",), 2),
