@@ -3,6 +3,7 @@
 import re
 
 from distdiag.importers._text import (
+    desync,
     detail,
     devices,
     exceptions,
@@ -39,6 +40,7 @@ BLOCKS: tuple[BlockFamily, ...] = (
     *exceptions.BLOCKS,
     *faults.BLOCKS,
     *watchdog.BLOCKS,
+    *desync.BLOCKS,
     *mpi.BLOCKS,
     *torchrun.BLOCKS,
     *horovod.BLOCKS,
