@@ -214,7 +214,7 @@ def test_saving_and_evaluating_every_now_and_then_is_no_change(tmp_path: Path) -
 
     def parts(rank: int, step: int) -> Parts:
         pause = 0.8 * (step % 30 == 29) + 1.5 * (step == 100)
-        return {"forward": 0.03 + chance.uniform(0, 0.004), "data": 0.005 + pause}
+        return {"forward": 0.03 + chance.uniform(0, 0.004) + pause}
 
     assert found_in(trained(parts), tmp_path) == []
 
