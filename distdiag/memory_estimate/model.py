@@ -121,12 +121,6 @@ class Model:
         return outside + sum(block.elements for block in self.blocks)
 
     @property
-    def largest_unit(self) -> int:
-        """Return the parameters of the largest block, or of what stands outside the blocks where that is more."""
-        outside = sum(weight.elements for weight in (*self.embedding, *self.final))
-        return max([outside, *(block.elements for block in self.blocks)])
-
-    @property
     def activations_known(self) -> bool:
         """Whether the passes through the blocks can be described."""
         return all(block.attention is not None or block.measured_bytes is not None for block in self.blocks)

@@ -13,7 +13,6 @@ from typing import Any
 
 MAX_DOCUMENT_BYTES = 256 << 20
 """An export larger than that is not one document that anybody reads."""
-MAX_MESSAGE_BYTES = 1 << 20
 TEXTS = ("log", "message", "line", "msg", "textPayload", "MESSAGE", "@message", "body", "Line")
 """What collectors call a message: docker, fluentd, Loki, zap, Google, journald, CloudWatch, OpenTelemetry, Grafana."""
 TIMES = ("time", "timestamp", "@timestamp", "ts", "Time", "date", "__REALTIME_TIMESTAMP", "timeUnixNano")

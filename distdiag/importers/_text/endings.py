@@ -28,7 +28,6 @@ _MEMORY = re.compile(
     r"out[ _]of[ _](?:device[ _]|host[ _])?memory|can(?:no|')t allocate memory|PT_DEVMEM Allocation failed",
     re.IGNORECASE,
 )
-_SAME = re.compile(r"\d+|0x[0-9a-f]+")
 
 
 def tell_errors(job: Job) -> None:
