@@ -240,6 +240,18 @@ MATRIX = (
 )
 """Our own programs."""
 
+ALIKE = frozenset(
+    {
+        *("launched_at_other_address", "launched_in_halves", "launched_for_fewer", "meets_at_other_port"),
+        *("names_other_size", "names_same_number", "brings_other_store", "store_without_one", "healthy_subset"),
+        *("healthy_permuted", "first_message_too_large", "batched_too_large", "message_of_other_type_then_stuck"),
+        *("half_as_wide_twice_as_many", "healthy_room_to_spare", "first_stage_has_one_more"),
+        *("last_stage_leaves_one_out", "stage_by_turns_has_one_more", "stage_of_three_leaves_one_out"),
+        *("halves_differ", "schedule_by_turns_leaves_one_out"),
+    }
+)
+"""Programs for which others stand in each run of the tests; the benchmark of verdicts runs them, too."""
+
 
 def _beside() -> Iterator[Fault]:
     if not (BESIDE / "worker.py").exists():

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.matrix import MATRIX
+from tests.faults.matrix import ALIKE, MATRIX
 from tests.faults.runs import Fault, Runs, assert_as_expected, selected
 
 KINDS_DIFFER = tuple(fault for fault in MATRIX if fault.name in ("reduced_apart", "maximum_skipped"))
@@ -17,7 +17,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     started.close()
 
 
-@pytest.mark.parametrize("fault", MATRIX, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", [each for each in MATRIX if each.name not in ALIKE], ids=lambda fault: fault.name)
 def test_program_gets_its_verdict(fault: Fault, runs: Runs) -> None:
     outcome = runs.outcome(fault)
 
