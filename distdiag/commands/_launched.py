@@ -27,7 +27,9 @@ def follow(settings: Settings) -> None:
 
     def started(self: Any, args: Any, *others: Any, **named: Any) -> None:
         with guard("record what is started"):
-            if recording.installed() is not None and _finds_distdiag():
+            installed = recording.installed()
+            # What a rank starts is a world of its own, whose numbers are not those of this job.
+            if installed is not None and not installed.recorder.identity.is_rank and _finds_distdiag():
                 args = below(args, named.get("env"), settings)
         start(self, args, *others, **named)
 

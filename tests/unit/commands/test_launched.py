@@ -1,5 +1,7 @@
 """What a program that runs below ``distdiag run`` starts: a rank runs below it too, and nothing else does."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ import pytest
 
 from distdiag.commands._launched import below
 from distdiag.settings import Settings
+from tests.ranks import surroundings
 
 SETTINGS = Settings(directory=Path("/logs"), stall_after_seconds=30.0, max_bytes=1 << 20)
 RANK = {"LOCAL_RANK": "1"}
@@ -52,3 +55,33 @@ def test_helper_that_inherits_the_rank_of_its_parent_is_started_as_it_is(monkeyp
     command = [sys.executable, "convert.py"]
 
     assert below(command, RANK, SETTINGS) is command
+
+
+STARTS_ANOTHER = """
+import os, subprocess, sys
+if len(sys.argv) == 1:
+    subprocess.run([sys.executable, __file__, "another"], env={**os.environ, "LOCAL_RANK": "5"}, check=True)
+else:
+    import distdiag
+    print(distdiag.is_recording())
+"""
+
+
+@pytest.mark.parametrize(("rank", "recorded"), [({}, "True"), ({"RANK": "0", "WORLD_SIZE": "2"}, "False")])
+def test_a_launcher_starts_ranks_and_a_rank_starts_another_world(
+    tmp_path: Path, rank: dict[str, str], recorded: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(STARTS_ANOTHER)
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK")}
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "distdiag", "run", str(script)],
+        env={**environment, **surroundings(tmp_path), **rank},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert ended.stdout.strip() == recorded, ended.stderr
