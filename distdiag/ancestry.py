@@ -6,7 +6,6 @@ data loader). Both import the program's main module anew where they are not fork
 
 import os
 import sys
-from types import ModuleType
 from typing import Any
 
 HELPER_VARIABLE = "DISTDIAG_HELPER_OF"
@@ -35,6 +34,6 @@ def is_helper() -> bool:
     return is_beginning() and os.environ.get(HELPER_VARIABLE) == str(os.getppid())
 
 
-def _multiprocessing() -> ModuleType | Any:
+def _multiprocessing() -> Any:
     """Return the module that knows; None where nobody has imported it, as in what multiprocessing did not start."""
     return sys.modules.get("multiprocessing.process")

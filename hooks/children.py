@@ -20,10 +20,12 @@ HELPERS = ("concurrent.futures.", "joblib.", "multiprocessing.", "torch.utils.da
 _KEPT = "_distdiag_recording"
 _BEGIN = """
 try:
-    import distdiag.recording, distdiag.settings
-    distdiag.recording.begin(distdiag.settings.Settings(**settings))
-except Exception:
+    from distdiag import errors, recording, settings
+except ImportError:  # it looks elsewhere for modules, and has to do its task all the same
     pass
+else:
+    with errors.guard("begin to record"):
+        recording.begin(settings.Settings(**values))
 """
 
 
@@ -48,7 +50,7 @@ class _Recording:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A name that the process could not import would keep it from its task.
-        return exec, (_BEGIN, {"settings": dataclasses.asdict(self._settings)})
+        return exec, (_BEGIN, {"values": dataclasses.asdict(self._settings)})
 
 
 class _Start:

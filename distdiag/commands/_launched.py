@@ -29,8 +29,10 @@ def follow(settings: Settings) -> None:
         with guard("record what is started"):
             installed = recording.installed()
             # What a rank starts is a world of its own, whose numbers are not those of this job.
-            if installed is not None and not installed.recorder.identity.is_rank and _finds_distdiag():
-                args = below(args, named.get("env"), settings)
+            if installed is not None and not installed.recorder.identity.is_rank:
+                recorded = below(args, named.get("env"), settings)
+                if recorded is not args and _finds_distdiag():
+                    args = recorded
         start(self, args, *others, **named)
 
     subprocess.Popen.__init__ = started  # type: ignore[method-assign]
