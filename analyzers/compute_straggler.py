@@ -11,7 +11,10 @@ How it is found
     Waiting for a processor is no own time, and where a rank waits for one longer than it is late, it is not accused:
     that others wait for it is mentioned, where that is 30 % of the step and more.
     A rank that is late in some steps only, every tenth or from some moment on, is named where that costs at least
-    20 % of the job's time, in at least 5 steps, and where little is lost to any other rank.
+    20 % of the job's time (12 % where it comes once in so many steps), in at least 5 steps, and where little is lost to
+    any other rank.
+    Where another rank is the slowest each time, in half of at least 20 steps, and where that costs 15 % of the time,
+    nobody is accused: the work of a step is uneven, and the part of the step in which ranks differ is named.
     Ranks that are late in the same way, those of one host, are told as one.
     The part of the step that is longer is named; where data, collections, compilations, checkpoints or the lengths of
     its sequences explain it, the finding is another one.
@@ -38,6 +41,7 @@ from distdiag.analyzers.slowness.grid import Grid
 from distdiag.analyzers.slowness.judged import COMPUTE, judge
 from distdiag.analyzers.slowness.laggards import Laggard
 from distdiag.analyzers.slowness.queues import PERSISTENT, queued_in
+from distdiag.analyzers.slowness.rhythm import rhythm_of
 from distdiag.analyzers.slowness.telling import (
     alike,
     confidence_of,
@@ -45,8 +49,8 @@ from distdiag.analyzers.slowness.telling import (
     evidence_of,
     more_samples,
     names_of,
+    of_moving,
     percent,
-    period,
     seen_of,
     share_of,
     waits,
@@ -68,6 +72,7 @@ def analyze(run: Run) -> Iterator[Finding]:
     yield from traced.slow_devices(run, CODE, NAME)
     for grid in judge(run).roles:
         yield from _in_queue(run, grid)
+    yield from of_moving(run, code=CODE, name=NAME, of_data=False)
     for laggards in alike(beside_changes(run, judge(run).late_by(COMPUTE))):
         laggard, (ranks, victims) = laggards[0], names_of(laggards)
         lose, seen = verb(ranks, "It loses", "They lose"), seen_of(run, laggard)
@@ -153,9 +158,9 @@ def _action(laggard: Laggard, ranks: tuple[int, ...], victims: tuple[int, ...], 
 
 def _now_and_then(laggard: Laggard, who: str) -> tuple[str, ...]:
     """Say what to look for where a rank is late in some steps only."""
-    every = period(laggard) if laggard.seldom else None
-    if every is None:
+    rhythm = rhythm_of(laggard.late_steps) if laggard.seldom else None
+    if rhythm is None:
         return ()
-    if every == 1:
-        return (f"what began on {who} at step {laggard.late_steps[0]}: other processes, lower clocks, other data",)
-    return (f"what does {who} do once in {every} steps: a log, an evaluation, a profiler, a save",)
+    if rhythm.every == 1:
+        return (f"what began on {who} at step {rhythm.first}: other processes, lower clocks, other data",)
+    return (f"what does {who} do once in {rhythm.every} steps: a log, an evaluation, a profiler, a save",)

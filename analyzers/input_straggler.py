@@ -5,7 +5,8 @@ What it means
     fewer or starved workers. In the next collective everybody waits for that rank.
 
 How it is found
-    As a compute-straggler is found; but the part of the step that is longer than the peers' is waiting for data.
+    As a compute-straggler is found; but the part of the step that is longer than the peers' is waiting for data. So
+    are loaders of which now this one is late and now that one: no rank is accused then.
 
 What to do
     Look at the mount, the cache and the loader's workers of that rank's host, and at the files of its shard.
@@ -21,6 +22,7 @@ from distdiag.analyzers.slowness.telling import (
     everyone_waits,
     evidence_of,
     names_of,
+    of_moving,
     seen_of,
     share_of,
     waits,
@@ -36,6 +38,7 @@ NAME = "input-straggler"
 
 def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding per rank whose data comes later than its peers'."""
+    yield from of_moving(run, code=CODE, name=NAME, of_data=True)
     for laggards in alike(beside_changes(run, judge(run).late_by(INPUT))):
         laggard, (ranks, victims) = laggards[0], names_of(laggards)
         seen = seen_of(run, laggard)

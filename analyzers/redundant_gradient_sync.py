@@ -29,6 +29,7 @@ from distdiag.analyzers.investigation.trust import data_in_words
 from distdiag.analyzers.performance import Measured
 from distdiag.analyzers.slowness.judged import judge
 from distdiag.analyzers.slowness.telling import gained
+from distdiag.analyzers.training.memory import size
 from distdiag.findings import Confidence, Finding, Severity
 from distdiag.run import Run
 
@@ -112,8 +113,8 @@ def _exposed(measured: Measured, repeated: Repeated) -> float:
 
 
 def _finding(run: Run, repeated: Repeated, cost_ns: float, step_ns: float) -> Finding:
-    count, size = repeated.micro_steps, _size(repeated.step_bytes)
-    less = f"{_size(repeated.step_bytes / count)} instead of {size}"
+    count, whole = repeated.micro_steps, size(repeated.step_bytes)
+    less = f"{size(repeated.step_bytes / count)} instead of {whole}"
     told = f"\nWithout it, {gained(cost_ns, step_ns).removeprefix('without it ')}." if step_ns else ""
     frames = run.paths.get(int(np.asarray(repeated.calls["path"])[-1]), ())
     site = location(frames[-1]) if frames else None
@@ -130,7 +131,7 @@ def _finding(run: Run, repeated: Repeated, cost_ns: float, step_ns: float) -> Fi
         lost_share=cost_ns / step_ns if step_ns else None,
         confidence=Confidence.HIGH if step_ns else Confidence.MEDIUM,
         evidence=(
-            f"the same calls are made in each of {count} backwards of a step, {size} a step and rank",
+            f"the same calls are made in each of {count} backwards of a step, {whole} a step and rank",
             *((f"they hold a rank up for {seconds(cost_ns / repeated.superfluous)} a step",) if step_ns else ()),
             data_in_words(run),
         ),
@@ -141,8 +142,3 @@ def _finding(run: Run, repeated: Repeated, cost_ns: float, step_ns: float) -> Fi
             else "put all micro-steps but the last under model.no_sync(), their forward too",
         ),
     )
-
-
-def _size(size_bytes: float) -> str:
-    unit, name = (1 << 30, "GiB") if size_bytes >= 1 << 30 else (1 << 20, "MiB")
-    return f"{size_bytes / unit:.1f} {name}"

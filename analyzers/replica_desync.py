@@ -25,8 +25,9 @@ from collections.abc import Iterator
 
 from distdiag.analyzers._wording import counted, named, verb
 from distdiag.analyzers.investigation.trust import data_in_words
-from distdiag.analyzers.training.causes import explained
 from distdiag.analyzers.training.checksums import Desync, desyncs
+from distdiag.analyzers.training.gradients import unsynchronised
+from distdiag.analyzers.training.scales import scale_splits
 from distdiag.findings import Confidence, Finding, Severity
 from distdiag.replicas import name_of
 from distdiag.run import Run
@@ -39,8 +40,16 @@ ADDED_LATER = "added-later"
 def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding for the replicas that went apart first, unless another finding says why they did."""
     for desync in desyncs(run)[:1]:
-        if not explained(run, desync):
+        if not _is_explained(run, desync):
             yield _finding(run, desync)
+
+
+def _is_explained(run: Run, desync: Desync) -> bool:
+    """Return whether gradients that stayed apart, or different loss scales, came before: findings of their own."""
+    members = set(desync.group.members)
+    before = [each.step for each in unsynchronised(run) if members & set(each.ranks)]
+    before += [each.step for each in scale_splits(run) if members & set(each.scales)]
+    return any(step < desync.step for step in before)
 
 
 def _finding(run: Run, desync: Desync) -> Finding:

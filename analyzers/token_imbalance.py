@@ -105,7 +105,7 @@ def _evidence(imbalance: Imbalance) -> tuple[str, ...]:
     )
     slowest = ", ".join(f"rank {rank} in {counted(count, 'step')}" for rank, count in imbalance.slowest[:4])
     rows = imbalance.routed.rows if imbalance.routed is not None else None
-    most, mean = (0.0, 0.0) if rows is None else (np.median(rows.max(axis=0)), rows.mean())
+    most, mean = (0.0, 0.0) if rows is None else (np.nanmedian(rows.max(axis=0)), np.nanmean(rows))
     arrived = () if rows is None else (f"{most:.0f} tokens a step on the rank with the most, {mean:.0f} on average",)
     return explained, *arrived, f"the slowest was {slowest}, of {imbalance.steps}"
 

@@ -10,6 +10,8 @@ from distdiag.analyzers.investigation.paths import location
 from distdiag.analyzers.slowness.grid import Grid, Numbers
 from distdiag.run import Run
 
+TOLD = 0.8
+"""Share of steps in which all ranks made such an exchange: one that is skipped is no reason to forget it."""
 BACKWARD = "backward"
 """Gradients go the way that tokens came: they are no more tokens."""
 
@@ -22,11 +24,11 @@ class Arrivals:
     site: str
     """``file:line``."""
     rows: Numbers
-    """[ranks, steps]."""
+    """[ranks, steps]; NaN where a rank made none in a step."""
 
 
 def arrivals_in(run: Run, grid: Grid) -> Iterator[Arrivals]:
-    """Yield what exchanges with sizes of their own bring to each rank; none of which some step of a rank lacks."""
+    """Yield what exchanges with sizes of their own bring to each rank; none of which many steps of ranks lack."""
     of_grid = (run.calls["phase"] != BACKWARD).to_numpy() & run.calls["rank"].isin(grid.ranks).to_numpy()
     calls = run.calls.loc[of_grid, ["op", "path", "rank", "step", "output_splits"]]
     calls = calls[calls["step"].isin(grid.steps) & calls["output_splits"].map(bool).astype(bool)]
@@ -38,5 +40,5 @@ def arrivals_in(run: Run, grid: Grid) -> Iterator[Arrivals]:
         op, path = cast("tuple[str, int]", key)
         table = rows.droplevel([0, 1]).unstack().reindex(index=list(grid.ranks), columns=grid.steps.tolist())
         frames = run.paths.get(path, ())
-        if frames and not table.isna().any(axis=None):
+        if frames and table.notna().all().mean() >= TOLD:
             yield Arrivals(op=op, site=location(frames[-1]), rows=np.asarray(table, dtype=float))

@@ -10,6 +10,7 @@ from distdiag.analyzers.slowness.experts import arrivals_in
 from distdiag.analyzers.slowness.grid import Grid, grid_of
 from distdiag.analyzers.slowness.laggards import Laggard, laggards_in
 from distdiag.analyzers.slowness.lengths import Imbalance, imbalance_in
+from distdiag.analyzers.slowness.moving import Moving, moving_in
 from distdiag.analyzers.slowness.roles import roles_of
 from distdiag.run import Run
 
@@ -28,6 +29,8 @@ class Judged:
     laggards: tuple[tuple[str, Laggard], ...]
     """Cause and laggard."""
     imbalances: tuple[Imbalance, ...]
+    moving: tuple[Moving, ...]
+    """Of roles that lose time to no rank in particular."""
 
     def late_by(self, cause: str) -> Iterator[Laggard]:
         """Yield the laggards of one cause."""
@@ -53,21 +56,18 @@ def settled(run: Run) -> bool:
 def _judge(run: Run) -> Judged:
     measured = measure(run, whole=settled(run))
     if measured.unknown or measured.ledger.empty:
-        return Judged(measured=measured, roles=(), laggards=(), imbalances=())
+        return Judged(measured=measured, roles=(), laggards=(), imbalances=(), moving=())
     grids = [grid_of(measured.ledger, set(role) & set(measured.ledger["rank"])) for role in roles_of(run)]
     roles = tuple(grid for grid in grids if grid is not None)
     imbalances = {grid.ranks: imbalance_in(grid, arrivals_in(run, grid)) for grid in roles}
-    laggards = [
-        (_cause(laggard), laggard)
-        for grid in roles
-        if imbalances[grid.ranks] is None
-        for laggard in laggards_in(grid, measured)
-    ]
+    late = {grid.ranks: laggards_in(grid, measured) for grid in roles if imbalances[grid.ranks] is None}
+    moving = [moving_in(grid) for grid in roles if late.get(grid.ranks) == []]
     return Judged(
         measured=measured,
         roles=roles,
-        laggards=tuple(laggards),
+        laggards=tuple((_cause(laggard), laggard) for each in late.values() for laggard in each),
         imbalances=tuple(each for each in imbalances.values() if each is not None),
+        moving=tuple(each for each in moving if each is not None),
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from distdiag.analyzers.performance import Measured
 from distdiag.analyzers.performance.ledger import PARTS
 from distdiag.analyzers.slowness.grid import Chosen, Grid, Numbers, of_others
+from distdiag.analyzers.slowness.rhythm import rhythm_of
 
 ENOUGH_STEPS = 10
 """Beside the warm-up; of fewer, chance makes a rank the last one again and again."""
@@ -35,6 +36,8 @@ ENOUGH_LATE_STEPS = 5
 """Of a rank that is late now and then: fewer are hiccups, however long."""
 COSTLY = 0.2
 """Of the job's time, lost to a rank that is late now and then: less is what a log or a save of one rank may take."""
+COSTLY_AGAIN = 0.12
+"""The same where it comes once in so many steps, which chance does not."""
 ALONE = 0.8
 """Of what all ranks cost by being late now and then, for one of them to be no chance, as on a noisy machine."""
 
@@ -126,7 +129,9 @@ def _seldom(grid: Grid, measured: Measured, excess: Numbers, late: Chosen) -> li
     lost = _gain(own, rows) * late[first]
     to_others = _lost_to_single_ranks(own, late & ~together[:, np.newaxis])
     cost, at = float(lost.sum()), lost > 0
-    if at.sum() < ENOUGH_LATE_STEPS or cost < COSTLY * float(grid.step_ns.sum()) or cost < ALONE * (cost + to_others):
+    rhythm = rhythm_of(grid.steps[at].tolist())
+    costly = (COSTLY_AGAIN if rhythm is not None and rhythm.every > 1 else COSTLY) * float(grid.step_ns.sum())
+    if at.sum() < ENOUGH_LATE_STEPS or cost < max(costly, ALONE * (cost + to_others)):
         return []
     found = [_laggard(grid, row, at, at, measured, also=rows, gain_ns=cost / len(at)) for row in rows]
     its_own = all(_is_its_own(grid.at(at), row, excess[row][at]) for row in rows)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from distdiag.analyzers.slowness.experts import Arrivals
-from distdiag.analyzers.slowness.grid import Grid, Numbers
+from distdiag.analyzers.slowness.grid import Chosen, Grid, Numbers
 
 EXPLAINS = 0.8
 """Share of the variance that the fit has to explain."""
@@ -20,6 +20,8 @@ MATTERS = 0.1
 """Share of the steps' time that everybody waits for the slowest: less is not worth a change."""
 LEAST_NS = 5e6
 ENOUGH_STEPS = 10
+TOLD = 0.8
+"""Share of steps of which all ranks told their tokens: now and then one forgets to."""
 MORE_THAN_ALL = 1.5
 """Work in proportion to tokens takes no more than all of the time; a fit by which it would take so many times that much
 has only found that the rank with a few more tokens is slow for another reason."""
@@ -66,9 +68,7 @@ def imbalance_in(grid: Grid, arrivals: Iterable[Arrivals] = ()) -> Imbalance | N
     lost = lost_in(grid)
     if lost.mean() < max(LEAST_NS, MATTERS * grid.step_ns.mean()):
         return None
-    columns = [grid[name] for name in ("length", "length_squared") if not np.isnan(grid[name]).any()]
-    columns = columns or [grid[name] for name in ("tokens",) if not np.isnan(grid[name]).any()]
-    explained = _fitted(grid["own_ns"], columns) if columns else None
+    explained, columns = explained_by(grid), _told(grid)[1]
     if explained is not None and explained >= EXPLAINS:
         return _imbalance(grid, lost, explained, columns)
     fits = [(fit, routed) for routed in arrivals if (fit := _in_proportion(grid["own_ns"], routed.rows)) is not None]
@@ -77,6 +77,21 @@ def imbalance_in(grid: Grid, arrivals: Iterable[Arrivals] = ()) -> Imbalance | N
         return _imbalance(grid, lost, best, [routed.rows], routed)
     alike = None if columns else _alike(grid)
     return _imbalance(grid, lost, alike, []) if alike is not None and alike >= ALIKE else None
+
+
+def explained_by(grid: Grid) -> float | None:
+    """Return R squared of a fit of own times by what was told of lengths, else of tokens; None where nothing was."""
+    known, columns = _told(grid)
+    return _fitted(grid["own_ns"][:, known], columns) if columns else None
+
+
+def _told(grid: Grid) -> tuple[Chosen, list[Numbers]]:
+    """Return the steps in which all ranks told lengths, else tokens, and these; none where too few steps tell."""
+    for names in (("length", "length_squared"), ("tokens",)):
+        known = np.logical_and.reduce([~np.isnan(grid[name]).any(axis=0) for name in names])
+        if known.mean() >= TOLD and known.sum() >= ENOUGH_STEPS:
+            return known, [grid[name][:, known] for name in names]
+    return np.zeros(len(grid.steps), dtype=bool), []
 
 
 def _imbalance(
@@ -88,7 +103,7 @@ def _imbalance(
         explained=explained,
         told=bool(columns),
         squares=len(columns) > 1,
-        most_over_mean=float(np.median(columns[0].max(axis=0) / columns[0].mean(axis=0))) if columns else None,
+        most_over_mean=float(np.nanmedian(columns[0].max(axis=0) / columns[0].mean(axis=0))) if columns else None,
         lost_ns=float(lost.mean()),
         step_ns=float(grid.step_ns.mean()),
         steps=len(grid.steps),
@@ -99,6 +114,8 @@ def _imbalance(
 
 def _in_proportion(own: Numbers, rows: Numbers) -> float | None:
     """Return what numbers of tokens explain, None where the ranks differ by more than these can make them differ."""
+    known = ~np.isnan(rows).any(axis=0)
+    own, rows = own[:, known], rows[:, known]
     target, feature = own - own.mean(axis=0), rows - rows.mean(axis=0)
     if not feature.any():
         return None

@@ -1,7 +1,6 @@
 """Sentences that slow findings share: what a step loses, who waits where, and what a rank was seen at."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from distdiag.analyzers._wording import counted, named, seconds, verb
 from distdiag.analyzers.investigation.paths import short
@@ -9,6 +8,7 @@ from distdiag.analyzers.investigation.trust import data_in_words
 from distdiag.analyzers.slowness.judged import judge
 from distdiag.analyzers.slowness.laggards import Laggard
 from distdiag.analyzers.slowness.pauses import Pauses, pauses_in
+from distdiag.analyzers.slowness.rhythm import rhythm_of
 from distdiag.analyzers.slowness.sites import Seen, seen_at_work, waiting_at
 from distdiag.findings import Confidence, Finding, Severity
 from distdiag.run import Run
@@ -25,8 +25,6 @@ ALIKE = 1.5
 """Laggards that are late in one part of the step, none so many times as long as another, are late for one reason."""
 SURE = 0.9
 """Share of steps in which a rank is late, above which chance is out of the question."""
-REGULAR = 0.8
-"""Of the times from one late step to the next, for these to come once in so many steps."""
 MORE_SAMPLES = 1.25
 """Times the samples of others, for a rank to have more to do than they."""
 MOST_TOLD = 4
@@ -97,6 +95,41 @@ def of_pauses(
         )
 
 
+def of_moving(run: Run, *, code: str, name: str, of_data: bool) -> Iterator[Finding]:
+    """Yield one finding per role whose steps wait now for this rank and now for that one."""
+    for moving in judge(run).moving:
+        if (moving.part == "data") != of_data:
+            continue
+        few, fit = moving.few, moving.explained
+        turns = "" if len(few) == 1 else ", now this and now that one"
+        told = "" if fit is None else f"; what was told of tokens explains {percent(fit)} of it"
+        slowest = ", ".join(f"rank {rank} in {count}" for rank, count in moving.slowest[:MOST_TOLD])
+        yield Finding(
+            code=code,
+            name=name,
+            severity=Severity.WARNING,
+            summary=f"each step waits {seconds(moving.lost_ns)} for {named(few) if few else 'its slowest rank'}"
+            f"{turns}\nThey differ "
+            f"{_place(moving.part).replace('its', 'their')}{told}. With even work, "
+            f"{gained(moving.lost_ns, moving.step_ns).removeprefix('without it ')}.",
+            culprits=few,
+            victims=tuple(rank for rank in moving.ranks if few and rank not in few),
+            cause=moving.part,
+            confidence=Confidence.MEDIUM,
+            lost_share=moving.lost_ns / moving.step_ns,
+            evidence=(
+                f"the slowest rank is late by 10 % of the step or more in {moving.late_steps} of "
+                f"{counted(moving.steps, 'step')}; it was {slowest}",
+                _parts_in_words(moving.parts_ns, moving.lost_ns),
+                data_in_words(run),
+            ),
+            action=(
+                "look at what a step gives to each rank (lengths, sizes, files), and hand it out by what it costs",
+                *(() if told else ("say distdiag.step(lengths=[...]), to see how much lengths explain",)),
+            ),
+        )
+
+
 def alike(laggards: Iterable[Laggard]) -> list[tuple[Laggard, ...]]:
     """Return the laggards that are late in the same way side by side, the latest first: the ranks of a slow host."""
     found: list[list[Laggard]] = []
@@ -139,20 +172,12 @@ def everyone_waits(run: Run, laggard: Laggard, ranks: Sequence[int]) -> str:
     who = f"{named(ranks)}{whole_hosts(run, ranks)}"
     if not laggard.seldom:
         return f"everyone waits {seconds(laggard.late_by_ns)} per step for {who}"
-    often, rhythm = f"{len(laggard.late_steps)} of {counted(laggard.steps, 'step')}", period(laggard)
-    if rhythm == 1:
-        often += f", all from step {laggard.late_steps[0]} to {laggard.late_steps[-1]}"
+    often, rhythm = f"{len(laggard.late_steps)} of {counted(laggard.steps, 'step')}", rhythm_of(laggard.late_steps)
+    if rhythm is not None and rhythm.every == 1:
+        often += f", {'all' if rhythm.exact else 'nearly all'} from step {rhythm.first} to {rhythm.last}"
     elif rhythm is not None:
-        often += f", one in {rhythm}"
+        often += f", one in {rhythm.every}"
     return f"everyone waits {seconds(laggard.late_by_ns)} for {who} in {often}"
-
-
-def period(laggard: Laggard) -> int | None:
-    """Return after how many steps a laggard is late again, None where that differs; 1 if it is late in all since."""
-    gaps = [after - before for before, after in pairwise(laggard.late_steps)]
-    usual = max(sorted(set(gaps)), key=gaps.count)
-    least = 1.0 if usual == 1 else REGULAR
-    return usual if gaps.count(usual) >= least * len(gaps) else None
 
 
 def without(laggard: Laggard, ranks: Sequence[int]) -> str:
@@ -168,8 +193,13 @@ def without(laggard: Laggard, ranks: Sequence[int]) -> str:
 
 def where(laggard: Laggard, seen: Seen | None) -> str:
     """Return where a laggard loses its time: ``in backward (train.py:31)``."""
-    place = PARTS[laggard.part] if laggard.part is not None else "all over its step"
-    return place + (f" ({short(seen.site)} in {seen.times} of {seen.looks} looks)" if seen is not None else "")
+    return _place(laggard.part) + (
+        f" ({short(seen.site)} in {seen.times} of {seen.looks} looks)" if seen is not None else ""
+    )
+
+
+def _place(part: str | None) -> str:
+    return PARTS[part] if part is not None else "all over its step"
 
 
 def seen_of(run: Run, laggard: Laggard) -> Seen | None:
@@ -206,16 +236,20 @@ def evidence_of(run: Run, laggards: Sequence[Laggard]) -> tuple[str, ...]:
         f"by {seconds(each.late_by_ns)} in the middle one{' of them' if each.seldom else ''}"
         for each in laggards[:MOST_TOLD]
     )
-    longest = sorted(laggard.parts_ns.items(), key=lambda each: (-each[1], each[0]))
-    parts = ", ".join(f"{name} {seconds(excess)}" for name, excess in longest if excess >= 0.05 * laggard.late_by_ns)
     return (
         *late,
-        f"longer than its peers' by: {parts}",
+        _parts_in_words(laggard.parts_ns, laggard.late_by_ns),
         f"the others waited {seconds(sum(each.caused_ns for each in laggards))} for "
         f"{'it' if len(laggards) == 1 else 'them'} in all",
         *_processor(laggard),
         data_in_words(run),
     )
+
+
+def _parts_in_words(parts_ns: Mapping[str, float], late_by_ns: float) -> str:
+    longest = sorted(parts_ns.items(), key=lambda each: (-each[1], each[0]))
+    told = ", ".join(f"{name} {seconds(excess)}" for name, excess in longest if excess >= 0.05 * late_by_ns)
+    return f"longer than its peers' by: {told}"
 
 
 def confidence_of(run: Run, laggard: Laggard) -> Confidence:
