@@ -73,7 +73,8 @@ def waits_of(engine: Engine, calls: ibis.Table, steps: ibis.Table, *, comparable
     duration), exposed_ns (how long nothing else went on) and waiting_ns (the part of that for which somebody had not
     come).
     """
-    begun = _within_steps(calls, steps)
+    # Overlaps are sorted out first, while rows are narrow.
+    begun = _exposed(_within_steps(calls, steps), _unattended(engine, calls))
     order = _order_of(engine, calls)
     rank, duration = begun["rank"], begun.end_ns - begun.start_ns
     shared = begun.group_by("group", "seq").agg(
@@ -84,9 +85,8 @@ def waits_of(engine: Engine, calls: ibis.Table, steps: ibis.Table, *, comparable
     )
     joined = begun.join(shared, ["group", "seq"])
     late = joined.arrived_ns - joined.begun_ns if comparable else joined.end_ns - joined.start_ns - joined.transfer_ns
-    waiting = ibis.ifelse(joined.members > 1, ibis.greatest(late, 0), 0)
-    exposed = _exposed(joined.mutate(late_ns=waiting).drop("arrived_ns"), _unattended(engine, calls))
-    return exposed.select(*COLUMNS)
+    waiting = ibis.ifelse(joined.members > 1, ibis.least(ibis.greatest(late, 0), joined.exposed_ns), 0)
+    return joined.mutate(waiting_ns=waiting).select(*COLUMNS)
 
 
 def first_of_least(rank: ibis.Value, value_ns: ibis.Value) -> ibis.Value:
@@ -152,8 +152,7 @@ def _exposed(calls: ibis.Table, unattended: _Unattended) -> ibis.Table:
     calls = calls.mutate(let_go_ns=let_go_ns)
     free_ns = calls.let_go_ns.max().over(ibis.window(**by_turns, preceding=(None, 1))).fill_null(0)
     exposed = ibis.greatest(calls.let_go_ns - ibis.greatest(calls.held_ns, free_ns), 0)
-    calls = calls.mutate(exposed_ns=exposed)
-    return calls.mutate(waiting_ns=ibis.least(calls.late_ns, calls.exposed_ns))
+    return calls.mutate(exposed_ns=exposed)
 
 
 def passed_on(engine: Engine, waits: ibis.Table, noise_ns: float) -> pd.DataFrame:
