@@ -18,8 +18,9 @@ IN_EACH_HALF = 0.1
 """Of the time of either half of the run: what warms up, or a burst of noise, does not last."""
 QUEUED = 0.25
 """Of what is lost: where the slowest ranks wait so much for a processor, a busy machine is reason enough."""
-NEARLY_ALL = 0.9
-"""Of the steps, in which one of few ranks is the slowest, for these to be named."""
+COMPUTED = 0.8
+"""Of what is lost, in forward and backward together, where no part of the step holds most of it: what is spread over
+all of them is the noise of a machine."""
 PAUSES = ("gc_ns", "compile_ns", "checkpoint_ns")
 """They have findings of their own."""
 
@@ -28,7 +29,6 @@ PAUSES = ("gc_ns", "compile_ns", "checkpoint_ns")
 class Moving:
     """What steps lose to their slowest ranks; durations are means over all steps, in nanoseconds."""
 
-    ranks: tuple[int, ...]
     lost_ns: float
     step_ns: float
     steps: int
@@ -45,13 +45,6 @@ class Moving:
         """Return the part of the step in which ranks differ, None if it is spread over several."""
         part = max(self.parts_ns, key=lambda name: self.parts_ns[name])
         return part if self.parts_ns[part] >= MAIN_PART * self.lost_ns else None
-
-    @property
-    def few(self) -> tuple[int, ...]:
-        """Return the ranks that take turns where they are at most half of all, none where all do."""
-        counts = np.cumsum([count for _, count in self.slowest])
-        number = int(np.searchsorted(counts, NEARLY_ALL * self.steps)) + 1
-        return tuple(sorted(rank for rank, _ in self.slowest[:number])) if 2 * number <= len(self.ranks) else ()
 
 
 def moving_in(grid: Grid) -> Moving | None:
@@ -79,10 +72,9 @@ def moving_in(grid: Grid) -> Moving | None:
         return None
     if excess(np.nan_to_num(grid["queued_ns"])).sum() > QUEUED * lost.sum():
         return None
-    ranks, counts = np.unique(last, return_counts=True)
-    slowest = [(grid.ranks[row], count) for row, count in zip(ranks.tolist(), counts.tolist(), strict=True)]
-    return Moving(
-        ranks=grid.ranks,
+    rows, counts = np.unique(last, return_counts=True)
+    slowest = [(grid.ranks[row], count) for row, count in zip(rows.tolist(), counts.tolist(), strict=True)]
+    moving = Moving(
         lost_ns=float(lost.mean()),
         step_ns=float(step_ns.mean()),
         steps=len(step_ns),
@@ -91,3 +83,5 @@ def moving_in(grid: Grid) -> Moving | None:
         parts_ns=parts,
         explained=explained_by(grid),
     )
+    computing = parts["forward"] + parts["backward"]
+    return moving if moving.part is not None or computing >= COMPUTED * moving.lost_ns else None

@@ -30,6 +30,8 @@ class Pauses:
     total_ns: float
     """Length of all steps."""
     worst_step: int
+    others_ns: float
+    """What those that only wait pause themselves in the middle one of these steps; 0 where nobody does."""
 
 
 def pauses_in(grid: Grid, column: str) -> Pauses | None:
@@ -48,13 +50,15 @@ def pauses_in(grid: Grid, column: str) -> Pauses | None:
         return None
     in_common = len(grid.ranks) < 2 or together.sum() >= ON_ALL * lost.sum()
     blamed = apart.sum(axis=1)
-    ranks = [rank for rank, cost in zip(grid.ranks, blamed, strict=True) if cost >= 0.5 * blamed.max()]
+    guilty = blamed >= 0.5 * blamed.max()
+    others = np.nan_to_num(grid[column])[~guilty][:, lost > 0]
     return Pauses(
-        ranks=() if in_common else tuple(ranks),
+        ranks=() if in_common else tuple(np.array(grid.ranks)[guilty].tolist()),
         steps=len(grid.steps),
         paused_steps=paused,
         longest_ns=float(pauses.max()),
         lost_ns=float(lost.sum()),
         total_ns=total,
         worst_step=int(grid.steps[lost.argmax()]),
+        others_ns=float(np.median(others)) if others.size else 0.0,
     )

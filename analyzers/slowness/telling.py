@@ -100,20 +100,16 @@ def of_moving(run: Run, *, code: str, name: str, of_data: bool) -> Iterator[Find
     for moving in judge(run).moving:
         if (moving.part == "data") != of_data:
             continue
-        few, fit = moving.few, moving.explained
-        turns = "" if len(few) == 1 else ", now this and now that one"
+        fit = moving.explained
         told = "" if fit is None else f"; what was told of tokens explains {percent(fit)} of it"
         slowest = ", ".join(f"rank {rank} in {count}" for rank, count in moving.slowest[:MOST_TOLD])
         yield Finding(
             code=code,
             name=name,
             severity=Severity.WARNING,
-            summary=f"each step waits {seconds(moving.lost_ns)} for {named(few) if few else 'its slowest rank'}"
-            f"{turns}\nThey differ "
-            f"{_place(moving.part).replace('its', 'their')}{told}. With even work, "
+            summary=f"each step waits {seconds(moving.lost_ns)} for its slowest rank, now this and now that one\n"
+            f"They differ {_place(moving.part).replace('its', 'their')}{told}. With even work, "
             f"{gained(moving.lost_ns, moving.step_ns).removeprefix('without it ')}.",
-            culprits=few,
-            victims=tuple(rank for rank in moving.ranks if few and rank not in few),
             cause=moving.part,
             confidence=Confidence.MEDIUM,
             lost_share=moving.lost_ns / moving.step_ns,

@@ -67,3 +67,23 @@ def test_checkpoints_that_stop_training_are_told(
     assert (finding.name, finding.culprits) == ("checkpoint-stall", culprits)
     assert "300 ms at a time" in finding.summary
     assert ("rank 0 wrote 15.00 GiB in 5 saves, the others nothing" in finding.evidence) == bool(culprits)
+
+
+@pytest.mark.parametrize(
+    ("others", "gigabytes", "cause"),
+    [(0.03, 3, "slow-writer"), (0.03, 30, "one-rank-writes"), (0.001, 3, "one-rank-writes")],
+)
+def test_a_rank_that_writes_longer_than_others_is_no_single_writer(
+    tmp_path: Path, others: float, gigabytes: int, cause: str
+) -> None:
+    def after(rank: Any, step: int) -> None:
+        if step % 8 == 7:
+            number = rank.begin_phase("checkpoint save")
+            rank.sleep(0.3 if rank.rank == 2 else others).end_phase("checkpoint save", number)
+            rank.records[-1].bytes = (gigabytes if rank.rank == 2 else 3) << 30
+
+    finding = the_finding(trained(after=after), tmp_path)
+
+    assert (finding.name, finding.culprits, finding.cause) == ("checkpoint-stall", (2,), cause)
+    told_so = "for rank 2 to write a checkpoint, which takes the others 30 ms, in 4 of 38 steps" in finding.summary
+    assert told_so == (cause == "slow-writer")
