@@ -90,7 +90,11 @@ def _rebind(owner: ModuleType, original: Any, substitute: Any) -> Undo:
     """
     package = owner.__name__.partition(".")[0]
     places = [
-        (names, name) for names in _namespaces(package) for name, value in list(names.items()) if value is original
+        (names, name)
+        for names in _namespaces(package)
+        if id(original) in map(id, list(names.values()))  # a loop in C: there are a hundred thousand names
+        for name, value in list(names.items())
+        if value is original
     ]
     for names, name in places:
         names[name] = substitute
@@ -104,9 +108,10 @@ def _rebind(owner: ModuleType, original: Any, substitute: Any) -> Undo:
 
 
 def _namespaces(package: str) -> Iterator[dict[str, Any]]:
-    """Yield the names of all modules but those of a package."""
-    for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType) and module.__name__.partition(".")[0] != package:
+    """Yield the names of all modules but those of a package and Python's own."""
+    passed_over = {package, *sys.stdlib_module_names}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] not in passed_over and isinstance(module, ModuleType):
             yield vars(module)
     # Where multiprocessing imported the main module anew, its functions look names up elsewhere than in the module.
     functions = [each for each in vars(sys.modules.get("__mp_main__", sys)).values() if isinstance(each, FunctionType)]
