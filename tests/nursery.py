@@ -8,6 +8,7 @@ Variables that the interpreter or torch read when they start, like ``PYTHONFAULT
 """
 
 import atexit
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -60,6 +61,15 @@ class Rank:
             return self._code.result(timeout)
         except TimeoutError:
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0) from None
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill it, unless it has ended."""
+        self.send_signal(signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

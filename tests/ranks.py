@@ -87,7 +87,7 @@ def launch(
     script = directory / "train.py"
     script.write_text(textwrap.dedent(program).lstrip())
     port = free_port()
-    start = _forked if forked else _fresh
+    start = forked_rank if forked else fresh_rank
     processes: list[Process] = []
     for rank in range(world_size):
         own = launcher_variables(rank, world_size, port) if ranked else {}
@@ -104,14 +104,16 @@ def launch(
     return [_ended(processes[rank].pid, code, rank, directory, logs) for rank, code in enumerate(codes)]
 
 
-def _forked(order: Order) -> Rank:
+def forked_rank(order: Order) -> Rank:
+    """Start a rank that has imported torch already."""
     return shared_nursery().start(order)
 
 
-def _fresh(order: Order) -> "subprocess.Popen[bytes]":
+def fresh_rank(order: Order, behind: Sequence[str] = ()) -> "subprocess.Popen[bytes]":
+    """Start a rank as an interpreter of its own, behind a command that it runs within."""
     with order.stdout.open("w") as stdout, order.stderr.open("w") as stderr:
         return subprocess.Popen(
-            [sys.executable, order.script, *order.arguments],
+            [*behind, sys.executable, order.script, *order.arguments],
             env={**os.environ, **order.variables},
             cwd=order.directory,
             stdout=stdout,

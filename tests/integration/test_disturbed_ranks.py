@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.ranks import free_port, launcher_variables, surroundings
+from tests.nursery import Order
+from tests.ranks import Process, forked_rank, free_port, fresh_rank, launcher_variables, surroundings
 
 CAP_SECONDS = 240.0
 STALL_SECONDS = 3.0
@@ -59,7 +60,7 @@ class Job:
     """A training job under way, and what its ranks said."""
 
     directory: Path
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    processes: list[Process] = field(default_factory=list)
 
     @property
     def logs(self) -> Path:
@@ -94,7 +95,7 @@ def training(
     directory: Path,
     *,
     recorded: bool,
-    within: Sequence[Sequence[str]] = ((),) * RANKS,
+    within: Sequence[Sequence[str]] = (),
     own: Mapping[int, Mapping[str, str]] | None = None,
     **variables: str,
 ) -> Iterator[Job]:
@@ -107,19 +108,21 @@ def training(
     port = free_port()
     usual = {"GROUP_TIMEOUT": "60", "STEPS": str(LAST_STEP), "PAUSE": "0.02", "DISTDIAG": "on" if recorded else "off"}
     for rank in range(RANKS):
-        environment = {
-            **os.environ,
-            **surroundings(directory),
-            "DISTDIAG_STALL_AFTER": f"{STALL_SECONDS:g}",
-            **launcher_variables(rank, RANKS, port),
-            **usual,
-            **variables,
-            **(own or {}).get(rank, {}),
-        }
-        with (directory / f"{rank}.out").open("w") as out, (directory / f"{rank}.err").open("w") as err:
-            command = [*within[rank], sys.executable, str(script)]
-            process = subprocess.Popen(command, env=environment, stdout=out, stderr=err, start_new_session=True)
-        job.processes.append(process)
+        order = Order(
+            script=script,
+            variables={
+                **surroundings(directory),
+                "DISTDIAG_STALL_AFTER": f"{STALL_SECONDS:g}",
+                **launcher_variables(rank, RANKS, port),
+                **usual,
+                **variables,
+                **(own or {}).get(rank, {}),
+            },
+            directory=directory,
+            stdout=directory / f"{rank}.out",
+            stderr=directory / f"{rank}.err",
+        )
+        job.processes.append(fresh_rank(order, within[rank]) if within else forked_rank(order))
     try:
         yield job
     finally:
