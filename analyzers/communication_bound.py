@@ -67,7 +67,7 @@ def analyze(run: Run) -> Iterator[Finding]:
             summary=f"communication takes {seconds(each)} of each {seconds(whole)} step, with nobody late: "
             f"{percent(each / whole)} of the job{f', most of it in {place[0]} ({short(place[1])})' if place else ''}\n"
             + (f"Gradients are reduced in each of {micro_steps} micro-steps: once would do. " if micro_steps else "")
-            + f"Hidden behind computing, {gained(each, whole).removeprefix('without it ')}, at best.",
+            + f"Hidden behind computing, {gained(each, whole)}, at best.",
             site=place[1] if place is not None else None,
             op=place[0] if place is not None else None,
             cause="every-micro-step" if micro_steps else "bandwidth",

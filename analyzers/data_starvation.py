@@ -54,21 +54,17 @@ def analyze(run: Run) -> Iterator[Finding]:
         at = f" ({short(site)})" if site else ""
         if lasting:
             each, whole = float(np.median(data)), float(np.median(step))
-            often, told = (
-                f"{seconds(each)} of each {seconds(whole)} step for their data loaders{at}",
-                gained(each, whole),
-            )
+            often = f"{seconds(each)} of each {seconds(whole)} step for their data loaders{at}"
         else:
             each, whole = float(data[long].sum() / len(step)), float(step.mean())
             often = f"{seconds(float(np.median(data[long])))} at a time for their data loaders{at}, in "
             often += f"{long.sum()} of {counted(len(step), 'step')}"
-            told = gained(each, whole).replace(" instead of", " on average instead of", 1)
         yield Finding(
             code=CODE,
             name=NAME,
             severity=Severity.WARNING,
             summary=f"{named(grid.ranks)} wait {often}\nNo rank is slower than another; "
-            f"{told.removeprefix('without it ')}, if batches were there in time.",
+            f"{gained(each, whole, mean=not lasting)}, if batches were there in time.",
             victims=grid.ranks,
             site=site,
             cause="data",

@@ -9,7 +9,8 @@ How it is found
     of the step carried as many bytes as the gradients have. Where replicas are equal afterwards nothing is reported,
     unless broadcasts alone made them so, as those of an optimizer whose ranks change a share each. Nor is it where
     ranks make some steps of their own and then average their parameters. Parameters that an optimizer trains beside
-    a wrapped model, and that were equal on all ranks until they went apart, are mentioned.
+    a wrapped model, or that the script leaves out when it averages most of the gradients by itself, and that were equal
+    on all ranks until they went apart, are mentioned.
 
 What to do
     Under gradient accumulation leave ``no_sync()`` for the last forward and backward before ``optimizer.step()``: what
@@ -22,6 +23,7 @@ from distdiag.analyzers._wording import counted, named
 from distdiag.analyzers.investigation.trust import data_in_words
 from distdiag.analyzers.training.checksums import Desync, desyncs, gone_apart_beside
 from distdiag.analyzers.training.gradients import Unsynchronised, unsynchronised
+from distdiag.analyzers.training.peers import data_parallel
 from distdiag.findings import Confidence, Finding, Severity
 from distdiag.replicas import name_of
 from distdiag.run import Run
@@ -83,24 +85,31 @@ def _beside(run: Run, desync: Desync) -> Finding:
     """Say what nobody averages; no more than said, for ranks may rightly have heads or experts of their own."""
     ranks, found = named(desync.group.members), desync.found
     parameters = counted(len(found.differing), "parameter")
+    wrapped = any(desync.group.members == each.members for each in data_parallel(run))
+    beside, others = (" beside the DDP model", "") if wrapped else ("", ", as the script does those of the others")
     return Finding(
         code=CODE,
         name=NAME,
         severity=Severity.INFO,
         summary=(
-            f"{parameters} that the optimizer trains beside the DDP model began equal on {ranks} and "
+            f"{parameters} that the optimizer trains{beside} began equal on {ranks} and "
             f"{'differs' if len(found.differing) == 1 else 'differ'} from step {desync.step} on\n"
-            "Nothing averages their gradients; if each rank is meant to have its own, this is in order."
+            f"Nothing averages their gradients{others}; if each rank is meant to have its own, this is in order."
         ),
         group=desync.group.group,
         step=desync.step,
         cause=OUTSIDE,
         confidence=Confidence.MEDIUM,
         evidence=(
-            f"first of them: {name_of(desync.group.names, found)} of the optimizer's, those of DDP left out",
+            f"first of them: {name_of(desync.group.names, found)} of the optimizer's"
+            f"{', those of DDP left out' if wrapped else ''}",
             data_in_words(run),
         ),
-        action=("call the whole model, heads and losses with weights included, through one DDP wrapper",),
+        action=(
+            "call the whole model, heads and losses with weights included, through one DDP wrapper"
+            if wrapped
+            else "average all gradients: look at what the loop over parameters leaves out",
+        ),
     )
 
 

@@ -115,7 +115,7 @@ def _exposed(measured: Measured, repeated: Repeated) -> float:
 def _finding(run: Run, repeated: Repeated, cost_ns: float, step_ns: float) -> Finding:
     count, whole = repeated.micro_steps, size(repeated.step_bytes)
     less = f"{size(repeated.step_bytes / count)} instead of {whole}"
-    told = f"\nWithout it, {gained(cost_ns, step_ns).removeprefix('without it ')}." if step_ns else ""
+    told = f"\nWithout it, {gained(cost_ns, step_ns)}." if step_ns else ""
     frames = run.paths.get(int(np.asarray(repeated.calls["path"])[-1]), ())
     site = location(frames[-1]) if frames else None
     at = f" ({short(site)})" if site else ""

@@ -55,7 +55,7 @@ def _recorded(run: Run, heavy: HeavyStage) -> Finding:
         severity=Severity.WARNING,
         summary=f"{called} computes {seconds(heavy.own_ns)} in a step, the others {seconds(heavy.typical_ns)} "
         f"({heavy.own_ns / max(heavy.typical_ns, 1.0):.1f}x): they wait for {named(heavy.ranks)}\n"
-        f"With layers moved to the others, {gained(heavy.gain_ns, heavy.step_ns).removeprefix('without it ')}.",
+        f"With layers moved to the others, {gained(heavy.gain_ns, heavy.step_ns)}.",
         culprits=heavy.ranks,
         victims=heavy.others,
         cause="last-stage" if is_last else "stage",

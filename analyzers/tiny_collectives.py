@@ -58,7 +58,7 @@ def analyze(run: Run) -> Iterator[Finding]:
         severity=Severity.WARNING,
         summary=f"{per_step:.0f} collectives a step{at}, half of them under {_size(size)}, take {seconds(spent_ns)} of "
         f"each {seconds(step_ns)} step\n{_units(kinds)}If they cost nothing, "
-        f"{gained(spent_ns, step_ns).removeprefix('without it ')}.",
+        f"{gained(spent_ns, step_ns)}.",
         site=place[1] if place is not None else None,
         op=place[0] if place is not None else None,
         cause="wrapping" if (kinds["module"] != "").any() else "size",

@@ -93,7 +93,7 @@ def _of_experts(imbalance: Imbalance, routed: Arrivals, rank: int, *, always: bo
 
 
 def _evenly(imbalance: Imbalance) -> str:
-    return f"Evenly spread, {gained(imbalance.lost_ns, imbalance.step_ns).removeprefix('without it ')}."
+    return f"Evenly spread, {gained(imbalance.lost_ns, imbalance.step_ns)}."
 
 
 def _evidence(imbalance: Imbalance) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
 """Replicas whose gradients a script averages by itself: known by what it reduced before the optimizer's step.
 
 Where the members of one group reduced each gradient of an optimizer exactly once, or all of them as one flat tensor,
-they add the same gradients to parameters that have to be equal. Where a gradient was reduced elsewhere, twice or not
-at all (shards, experts, heads of their own, an optimizer for a part of the model), nothing is known and nothing told.
+they add the same gradients to parameters that have to be equal. Where they reduced most of them so and left some out,
+these are as parameters beside a wrapper: each rank may be meant to have its own. Where a gradient was reduced elsewhere
+or twice (shards, experts, an optimizer for a part of the model), nothing is known and nothing told.
 """
 
 import math
@@ -28,8 +29,10 @@ Kind = tuple[tuple[int, ...], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByHand:
-    """Parameters that the members of a group keep equal."""
+    """Parameters that the members of a group keep equal, or may have forgotten to."""
 
+    name: str
+    """``events.BY_HAND`` or ``events.BESIDE``."""
     number: int
     group: GroupState
     parameters: list[Any]
@@ -47,16 +50,21 @@ class Optimizers:
     numbers: "weakref.WeakKeyDictionary[Any, int]" = field(default_factory=weakref.WeakKeyDictionary)
 
     def averaged_by_hand(self, optimizer: Any) -> ByHand | None:
-        """Return what an optimizer is about to change, if one group reduced its gradients in this step."""
+        """Return what an optimizer is about to change, if one group reduced its gradients, or most, in this step."""
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         number = self.numbers.setdefault(optimizer, FIRST_NUMBER + len(self.numbers))
         if len(parameters) < LEAST_PARAMETERS or any(not _is_plain(p) or p.grad is None for p in parameters):
             return None
         wanted = Counter(_kind(p.grad) for p in parameters)
         reduced = _reduced(self.recorder.counted)
-        names = [name for name, kinds in reduced.items() if _covers(kinds, wanted)]
+        whole = [name for name, kinds in reduced.items() if _covers(kinds, wanted)]
+        names = whole or [name for name, kinds in reduced.items() if _covers_most(kinds, wanted)]
         group = next((each for each in list(self.recorder.groups.values()) if [each.event.group] == names), None)
-        return None if group is None else ByHand(number=number, group=group, parameters=parameters)
+        if group is None:
+            return None
+        if whole:
+            return ByHand(name=events.BY_HAND, number=number, group=group, parameters=parameters)
+        return ByHand(name=events.BESIDE, number=FIRST_BESIDE + number, group=group, parameters=parameters)
 
     def beside(self, optimizer: Any, wrapped: Iterable[Collection[int]], group: GroupState) -> ByHand | None:
         """Return the parameters that an optimizer changes beside those of wrappers, whose identities are given."""
@@ -68,7 +76,8 @@ class Optimizers:
             if id(p) not in known and p.requires_grad and _is_plain(p)
         ]
         number = FIRST_BESIDE + self.numbers.setdefault(optimizer, FIRST_NUMBER + len(self.numbers))
-        return ByHand(number=number, group=group, parameters=parameters) if parameters else None
+        found = ByHand(name=events.BESIDE, number=number, group=group, parameters=parameters)
+        return found if parameters else None
 
 
 def _is_plain(parameter: Any) -> bool:
@@ -101,11 +110,19 @@ def _covers(reduced: Counter[Kind], wanted: Counter[Kind]) -> bool:
     return len(dtypes) == 1 and reduced[(whole,), next(iter(dtypes))] == 1
 
 
-def wrapper_of(known: ByHand, *, name: str, time_ns: int, step: int, names: list[str]) -> events.Wrapper:
+def _covers_most(reduced: Counter[Kind], wanted: Counter[Kind]) -> bool:
+    """Return whether most numbers were reduced, and none twice; which of several of one kind, nobody knows."""
+    if any(reduced[kind] > count for kind, count in wanted.items()):
+        return False
+    covered, whole = (sum(math.prod(kind[0]) * of[kind] for kind in wanted) for of in (reduced, wanted))
+    return 2 * covered >= whole
+
+
+def wrapper_of(known: ByHand, *, time_ns: int, step: int, names: list[str]) -> events.Wrapper:
     """Return the record that says who keeps these parameters equal, or that nobody is known to."""
     return events.Wrapper(
         wrapper=known.number,
-        name=name,
+        name=known.name,
         group=known.group.event.group,
         size_bytes=sum(p.numel() * p.element_size() for p in known.parameters),
         parameters=names,

@@ -234,29 +234,24 @@ class Replicas:
     def _check_unwrapped(self, optimizer: Any, replicas: Sequence[Replica]) -> None:
         """Check what an optimizer changes beside wrapped replicas, or where there are none."""
         trained = [each for each in replicas if _trains(optimizer, each)]
-        if not trained:
-            by_hand = self._optimizers.averaged_by_hand(optimizer)
-            if by_hand is not None and len(by_hand.group.ranks) > 1:
-                self._check_by_hand(by_hand)
-        elif len(trained[0].group.ranks) > 1:
+        if trained:
             identities = (each.identities for each in replicas)
-            beside = self._optimizers.beside(optimizer, identities, trained[0].group)
-            if beside is not None:
-                self._tell_once(beside, events.BESIDE)
-                self._check(beside.number, checked(enumerate(beside.parameters), ()))
+            known = self._optimizers.beside(optimizer, identities, trained[0].group)
+        else:
+            known = self._optimizers.averaged_by_hand(optimizer)
+        if known is None or len(known.group.ranks) < 2:
+            return
+        self._tell_once(known)
+        gradients = [each.grad for each in known.parameters] if known.name == events.BY_HAND else []
+        self._check(known.number, checked(enumerate([*known.parameters, *gradients]), ()), len(gradients))
 
-    def _tell_once(self, known: ByHand, name: str) -> None:
+    def _tell_once(self, known: ByHand) -> None:
         key = known.number, known.group.event.group
         if key not in self._by_hand:
             self._by_hand.add(key)
             names = known.names()[:: block_size(len(known.parameters))]
             step, now = self.recorder.step, time.monotonic_ns()
-            self.recorder.write(wrapper_of(known, name=name, time_ns=now, step=step, names=names))
-
-    def _check_by_hand(self, known: ByHand) -> None:
-        self._tell_once(known, events.BY_HAND)
-        gradients = [parameter.grad for parameter in known.parameters]
-        self._check(known.number, checked(enumerate([*known.parameters, *gradients]), ()), len(gradients))
+            self.recorder.write(wrapper_of(known, time_ns=now, step=step, names=names))
 
     def _check(self, number: int, named: Sequence[tuple[Any, Any]], gradients: int = 0) -> None:
         """Write the checksum of some parameters, and that of the ``gradients`` behind them, now or when it is here."""

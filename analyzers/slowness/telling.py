@@ -38,21 +38,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def gained(gain_ns: float, step_ns: float) -> str:
-    """Return what would be gained: ``without it a step would take 35 ms instead of 125 ms (72 % of the job)``."""
-    left = max(0.0, step_ns - gain_ns)
+def gained(gain_ns: float, step_ns: float, *, mean: bool = False) -> str:
+    """Return what would be gained: ``a step would take 35 ms instead of 125 ms: 72 % of the job``."""
+    left = seconds(max(0.0, step_ns - gain_ns)) + (" on average" if mean else "")
     share = percent(gain_ns / step_ns if step_ns else 0.0)
-    return f"without it a step would take {seconds(left)} instead of {seconds(step_ns)}: {share} of the job"
-
-
-def cost(pauses: Pauses) -> str:
-    """Return what pauses cost: ``That is 38 % of the job: without it a step would take …``."""
-    share, whole = pauses.lost_ns / pauses.total_ns, pauses.total_ns / pauses.steps
-    left = seconds(whole * (1 - share))
-    return (
-        f"That is {percent(share)} of the job: without it a step would take {left} on average instead of "
-        f"{seconds(whole)}."
-    )
+    return f"a step would take {left} instead of {seconds(step_ns)}: {share} of the job"
 
 
 def of_pauses(
@@ -69,7 +59,7 @@ def of_pauses(
 ) -> Iterator[Finding]:
     """Yield one finding per role that loses its time to the pauses in a column of the ledger.
 
-    ``what`` names one pause; ``cost`` is added to the sentence that ``summary`` makes, ``also`` to the evidence.
+    ``what`` names one pause; its cost is added to the sentence that ``summary`` makes, ``also`` to the evidence.
     """
     for grid in judge(run).roles:
         pauses = pauses_in(grid, column)
@@ -79,7 +69,8 @@ def of_pauses(
             code=code,
             name=name,
             severity=Severity.WARNING,
-            summary=f"{summary(pauses)}\n{cost(pauses)}",
+            summary=f"{summary(pauses)}\nWithout it, "
+            f"{gained(pauses.lost_ns / pauses.steps, pauses.total_ns / pauses.steps, mean=True)}.",
             culprits=pauses.ranks,
             victims=tuple(rank for rank in grid.ranks if pauses.ranks and rank not in pauses.ranks),
             step=pauses.worst_step,
@@ -109,7 +100,7 @@ def of_moving(run: Run, *, code: str, name: str, of_data: bool) -> Iterator[Find
             severity=Severity.WARNING,
             summary=f"each step waits {seconds(moving.lost_ns)} for its slowest rank, now this and now that one\n"
             f"They differ {_place(moving.part).replace('its', 'their')}{told}. With even work, "
-            f"{gained(moving.lost_ns, moving.step_ns).removeprefix('without it ')}.",
+            f"{gained(moving.lost_ns, moving.step_ns)}.",
             cause=moving.part,
             confidence=Confidence.MEDIUM,
             lost_share=moving.lost_ns / moving.step_ns,
@@ -178,13 +169,9 @@ def everyone_waits(run: Run, laggard: Laggard, ranks: Sequence[int]) -> str:
 
 def without(laggard: Laggard, ranks: Sequence[int]) -> str:
     """Return what would be gained without laggards, those included that another finding names."""
-    them = "it" if len(ranks) == 1 else "them"
     also = [rank for rank in laggard.also if rank not in ranks]
-    text = gained(laggard.gain_ns, laggard.step_ns)
-    if also:
-        text = text.replace("without it", f"without {them} and {named(also)}", 1)
-    text = text.replace("without it", f"without {them}", 1)
-    return text.replace(" instead of", " on average instead of", 1) if laggard.seldom else text
+    them = ("it" if len(ranks) == 1 else "them") + (f" and {named(also)}" if also else "")
+    return f"without {them} {gained(laggard.gain_ns, laggard.step_ns, mean=laggard.seldom)}"
 
 
 def where(laggard: Laggard, seen: Seen | None) -> str:

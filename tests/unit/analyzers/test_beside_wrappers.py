@@ -13,11 +13,12 @@ from tests.logs import Logs
 WRAPPED, BESIDE = 1, 1 << 17
 
 
-def trained(directory: Path, heads: list[list[int]]) -> Report:
+def trained(directory: Path, heads: list[list[int]], *, wrapped: bool = True) -> Report:
     """Train a wrapped model, equal on all ranks, and a head on each with these checksums, one a step."""
     logs = Logs(world_size=len(heads))
+    kept = ((WRAPPED, "DistributedDataParallel"), (BESIDE, events.BESIDE))[0 if wrapped else 1 :]
     for rank, head in zip(logs, heads, strict=True):
-        for number, name in ((WRAPPED, "DistributedDataParallel"), (BESIDE, events.BESIDE)):
+        for number, name in kept:
             names = ["0 (1x8)"] if number == BESIDE else ["trunk.weight"]
             rank.add(events.Wrapper(wrapper=number, name=name, group="0", time_ns=rank.now_ns, parameters=names))
         for step, own in enumerate(head):
@@ -45,6 +46,13 @@ def test_what_was_equal_and_goes_apart_is_mentioned(tmp_path: Path) -> None:
     assert found.summary.startswith(
         "1 parameter that the optimizer trains beside the DDP model began equal on ranks 0-1"
     )
+
+
+def test_what_a_script_leaves_out_when_it_averages_by_itself_is_told_as_that(tmp_path: Path) -> None:
+    (found,) = trained(tmp_path, [[7, 8, 9], [7, 80, 90]], wrapped=False).findings
+
+    assert found.summary.startswith("1 parameter that the optimizer trains began equal on ranks 0-1 and differs from")
+    assert "Nothing averages their gradients, as the script does those of the others;" in found.summary
 
 
 @pytest.mark.parametrize("heads", [[[7, 8, 9], [7, 8, 9]], [[7, 8, 9], [70, 80, 90]]])

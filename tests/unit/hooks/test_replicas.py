@@ -216,6 +216,24 @@ def test_gradients_averaged_by_hand_are_in_order(recorded: Recording) -> None:
     assert apart(recorded) == []
 
 
+@pytest.mark.parametrize(("least", "names"), [(1, [events.BY_HAND]), (2, [events.BESIDE]), (3, [])])
+def test_parameters_that_a_script_leaves_out_are_checked_where_it_averages_most(
+    recorded: Recording, least: int, names: list[str]
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(2, 4)).sum().backward()
+    for parameter in model.parameters():
+        if parameter.ndim >= least:
+            dist.all_reduce(parameter.grad)
+    optimizer.step()
+
+    wrappers = recorded.log.of(events.Wrapper)
+    assert [each.name for each in wrappers] == names
+    assert [len(each.parameters) for each in wrappers] == [4] * len(names)
+    assert [each.gradients is not None for each in of_replicas(recorded)] == [name == events.BY_HAND for name in names]
+
+
 # ---- local gradients ------------------------------------------------------------------------------------------------
 def test_gradient_of_one_rank_that_is_not_finite_is_seen_before_it_is_averaged(recorded: Recording) -> None:
     job = Job()
