@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from distdiag import events
 
 SECOND_NS = 1_000_000_000
-MANY_MEMBERS = 1
 LONGEST_MESSAGE = 160
 
 

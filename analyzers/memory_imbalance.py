@@ -21,7 +21,7 @@ import pandas as pd
 
 from distdiag.analyzers._wording import named
 from distdiag.analyzers.investigation.trust import data_in_words
-from distdiag.analyzers.slowness.roles import roles_of
+from distdiag.analyzers.slowness.stages import roles_of
 from distdiag.analyzers.training.memory import GIB, size
 from distdiag.findings import Finding, Severity
 from distdiag.run import Run

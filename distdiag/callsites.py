@@ -104,10 +104,6 @@ class CallSites:
             frame = frame.f_back
         return site
 
-    def of_thread(self, thread_id: int) -> Site:
-        """Return the site at which another thread is now."""
-        return self.at(sys._current_frames().get(thread_id))
-
     def _grow(self, site: Site, frame: FrameType) -> Site:
         if self._size >= MAX_SITES:
             self._root.children.clear()

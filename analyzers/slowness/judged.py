@@ -11,7 +11,7 @@ from distdiag.analyzers.slowness.grid import Grid, grid_of
 from distdiag.analyzers.slowness.laggards import Laggard, laggards_in
 from distdiag.analyzers.slowness.lengths import Imbalance, imbalance_in
 from distdiag.analyzers.slowness.moving import Moving, moving_in
-from distdiag.analyzers.slowness.roles import roles_of
+from distdiag.analyzers.slowness.stages import roles_of
 from distdiag.run import Run
 
 COMPUTE, INPUT, CHECKPOINT, GARBAGE, COMPILE = "compute", "input", "checkpoint", "garbage", "compile"

@@ -1,12 +1,26 @@
-"""Pipeline stages compared with one another: own time of a step, as the median over the ranks of a stage."""
+"""Pipeline stages: whose ranks do the same work, and which takes the longest, by the median own time of its ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from distdiag.analyzers.performance.pipeline import layout
 from distdiag.analyzers.slowness.grid import Grid, of_others
 from distdiag.analyzers.slowness.laggards import ENOUGH_STEPS, LATE_STEPS, LEAST_NS, SLOWER_BY, WORTH
+from distdiag.run import Run
+
+
+def stages_of(run: Run) -> Mapping[int, int]:
+    """Return the pipeline stage of each rank, all 0 where messages do not connect ranks in chains of one length."""
+    found = layout(run)
+    return dict.fromkeys(run.ranks, 0) if isinstance(found, str) else found.stage_of
+
+
+def roles_of(run: Run) -> list[list[int]]:
+    """Return the ranks of each role, in the order of stages; without a pipeline, all have one."""
+    stages = stages_of(run)
+    return [[rank for rank in sorted(stages) if stages[rank] == stage] for stage in sorted(set(stages.values()))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

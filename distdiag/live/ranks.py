@@ -141,12 +141,6 @@ class RankState:
         frames = self.paths.get(self.path or 0)
         return frames[-1] if frames else None
 
-    def site_of(self, call: events.Call) -> str | None:
-        """Return ``file:line function`` of the innermost user frame of a call."""
-        signature = self.signatures.get(call.signature)
-        frames = self.paths.get(signature.path) if signature else None
-        return frames[-1] if frames else None
-
     def current_call(self) -> events.Call | None:
         """Return the call that the rank waits in: the oldest one it was seen waiting for that has not ended.
 

@@ -132,7 +132,7 @@ def test_another_threads_place_can_be_asked_for() -> None:
     thread = threading.Thread(target=wait)
     thread.start()
     started.wait()
-    site = sites.of_thread(thread.ident or 0)
+    site = sites.at(sys._current_frames()[thread.ident or 0])
     stopped.set()
     thread.join()
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from distdiag.analyzers.slowness.roles import stages_of
+from distdiag.analyzers.slowness.stages import stages_of
 from tests.logs import MONOTONIC_NS, Logs
 from tests.slow_jobs import the_finding, told
 
