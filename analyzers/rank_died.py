@@ -82,6 +82,11 @@ def _action(incident: Incident, death: Death) -> tuple[str, ...]:
             f"look at the scheduler's account of {who}: memory limit, preemption, a cancelled job",
         )
     where = death.site or "its last line"
+    if death.cause == "exited" and death.site is None:
+        return (
+            f"read what {who} printed before it left, which is not here; for the next time: torchrun --log-dir DIR "
+            "--redirects 3 keeps what each rank prints",
+        )
     if death.cause == "exited":
         return (f"see why {who} leaves at {where} while others still need it",)
     if death.cause == "aborted":

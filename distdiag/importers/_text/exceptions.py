@@ -29,6 +29,8 @@ _OF_OTHERS = re.compile(
     r"^(?:requests|urllib3|http|httpx|httpcore|aiohttp|huggingface_hub|botocore|google|azure|fsspec|s3fs|wandb)\."
 )
 """Types of exceptions that tell of services outside of the job, in whatever words."""
+_OF_LAUNCHER = "ChildFailedError"
+"""Raised by torchrun's own process, which is no rank; which of them failed stands in the block below it."""
 _OF_NPU = re.compile(r"error code(?: is |:)5070(?:14|15|16|34|35|53|54)\b")
 """Codes of a device of Huawei's that failed by itself: its cores, or its memory."""
 ASKED = re.compile(r"^(?:\w+\.)*(?:SystemExit|KeyboardInterrupt|SignalException)\b|Received [\w.]+ death signal")
@@ -119,7 +121,7 @@ class Traceback:
         return self._take_more(line)
 
     def close(self) -> Iterable[tuple[What, Role]]:
-        if self._type is None:
+        if self._type is None or (self._type.endswith(_OF_LAUNCHER) and not self._before):
             return ()
         last = self._raised()
         chain = [last, *reversed(self._before[-MAX_CAUSES:])]

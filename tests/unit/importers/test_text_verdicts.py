@@ -473,6 +473,19 @@ def test_text_gives_the_verdict(case: Case, tmp_path: Path) -> None:
     assert verdict.confidence is not Confidence.HIGH
 
 
+def test_what_torchrun_itself_raises_is_no_ranks_error(tmp_path: Path) -> None:
+    raised = out.traceback(
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+        ("/site-packages/torch/distributed/launcher/api.py", 383, "launch_agent"),
+    )
+
+    report = report_of(tmp_path, out.text(raised, out.failure_block((0, -15), first=(1, 1))))
+
+    assert report.verdict.culprits == (1,)
+    assert "ChildFailedError" not in str(report)
+    assert "--redirects" in " ".join(report.verdict.next_steps)
+
+
 REAL = {
     "local_01": ("sequence-divergence", ()),
     "local_02": ("shape-mismatch", ()),
