@@ -16,6 +16,8 @@ from distdiag.settings import Settings
 
 RANKS = ("RANK", "LOCAL_RANK")
 """Variables that a launcher gives each rank a value of its own of."""
+LAUNCHERS = ("deepspeed.launcher.", "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.")
+"""Modules that start ranks, and are themselves started by other launchers."""
 SWITCHES = frozenset({"-B", "-E", "-I", "-O", "-OO", "-P", "-q", "-s", "-S", "-u", "-v"})
 """Options of the interpreter that stand alone."""
 WITH_VALUES = frozenset({"-W", "-X"})
@@ -39,16 +41,19 @@ def follow(settings: Settings) -> None:
 
 
 def below(args: Any, environment: Mapping[str, str] | None, settings: Settings) -> Any:
-    """Return what runs a program below ``distdiag run``; ``args`` themselves where that is no rank, or no program."""
-    if not isinstance(args, list | tuple) or not args or args[0] != sys.executable or not environment:
+    """Return what runs a program below ``distdiag run``; else ``args``: neither a rank nor a launcher."""
+    if not isinstance(args, list | tuple) or not args or args[0] != sys.executable:
         return args
-    if all(environment.get(name) in (None, os.environ.get(name)) for name in RANKS):
-        return args
+    environment = environment or {}
     place = 1
     while place < len(args) and args[place] in SWITCHES | WITH_VALUES:
         place += 2 if args[place] in WITH_VALUES else 1
     switches, program = args[:place], args[place:]
     if not program or tuple(program[:2]) == ("-m", "distdiag") or _is_no_file(program[0]):
+        return args
+    is_rank = any(environment.get(name) not in (None, os.environ.get(name)) for name in RANKS)
+    module = str(program[1]) if program[0] == "-m" and len(program) > 1 else ""
+    if not is_rank and not module.startswith(LAUNCHERS):
         return args
     options = ["--dir", str(settings.directory), "--stall-after", f"{settings.stall_after_seconds:g}"]
     return [*switches, "-m", "distdiag", "run", *options, "--max-bytes", str(settings.max_bytes), *program]

@@ -2,6 +2,7 @@
 
 import builtins
 import os
+import shutil
 import sys
 import types
 import zipfile
@@ -11,6 +12,8 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import find_spec
 
 from distdiag.errors import DistdiagError
+
+MAX_FIRST_LINE = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +30,16 @@ class Program:
 
 
 def find_script(path: str) -> Program:
-    """Return the program that ``python PATH`` would run: a file, or a folder or archive with ``__main__``."""
+    """Return the program that ``python PATH`` would run: a file, or a folder or archive with ``__main__``.
+
+    What is no such path but a command of Python's, as launchers are, is that command.
+    """
+    path = path if os.path.exists(path) else _command(path)
     if os.path.isdir(path) or (os.path.isfile(path) and zipfile.is_zipfile(path)):
         folder = os.path.abspath(path)
         return _from_spec(PathFinder.find_spec("__main__", [folder]), asked=path, argv0=path, search_path=folder)
     if not os.path.isfile(path):
-        raise DistdiagError(f"no such script: {path}", "give the path of a script, or -m and the name of a module")
+        raise _no_script(path)
     file = os.path.abspath(path)
     loader = SourceFileLoader("__main__", file)
     return Program(
@@ -42,6 +49,28 @@ def find_script(path: str) -> Program:
         code=loader.source_to_code(loader.get_data(file), file),
         loader=loader,
     )
+
+
+def _command(name: str) -> str:
+    """Return the script behind a command such as torchrun; raises ``DistdiagError`` where there is none of Python's."""
+    # Those of the environment that runs now come first, whether its folder is on the path or not.
+    beside = os.path.dirname(sys.executable)
+    file = shutil.which(name, path=os.pathsep.join((beside, os.environ.get("PATH", os.defpath))))
+    if file is None:
+        raise _no_script(name)
+    with open(file, "rb") as start:
+        first = start.readline(MAX_FIRST_LINE)
+    if first.startswith(b"#!") and b"python" in first:
+        return file
+    python = os.path.basename(name).startswith("python")
+    raise DistdiagError(
+        f"{name} is no script of Python's",
+        "leave it out: distdiag run train.py" if python else "put distdiag run behind it, before the training script",
+    )
+
+
+def _no_script(path: str) -> DistdiagError:
+    return DistdiagError(f"no such script: {path}", "give the path of a script, or -m and the name of a module")
 
 
 def find_module(name: str) -> Program:

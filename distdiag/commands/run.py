@@ -17,8 +17,8 @@ USAGE = """%prog [OPTIONS] SCRIPT [ARGS]...
 
 DESCRIPTION = (
     "Run a training script with recording on, exactly as python would run it. "
-    "Works below a launcher too: torchrun --nproc-per-node 8 -m distdiag run train.py. "
-    "Ranks that the script itself starts are recorded as well."
+    "Works on both sides of a launcher: torchrun --nproc-per-node 8 -m distdiag run train.py, or "
+    "distdiag run torchrun --nproc-per-node 8 train.py. Ranks that the script itself starts are recorded as well."
 )
 
 

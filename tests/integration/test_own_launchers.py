@@ -119,7 +119,7 @@ def test_number_of_a_schedulers_task_is_not_the_rank_of_what_it_starts(tmp_path:
 
 
 def test_launcher_behind_run_records_the_ranks_that_it_starts(tmp_path: Path) -> None:
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
+    launcher = ["torchrun", "--nproc-per-node", "2", "--master-port", str(free_port())]
 
     ran(TRAINED_BY_TORCHRUN, tmp_path, "-m", "distdiag", "run", *launcher)
 

@@ -77,6 +77,27 @@ def test_run_is_reached_through_the_group_too() -> None:
 
 
 @pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("python3", ["error: python3 is no script of Python's", "hint: leave it out: distdiag run train.py"]),
+        (
+            "env",
+            ["error: env is no script of Python's", "hint: put distdiag run behind it, before the training script"],
+        ),
+    ],
+)
+def test_run_of_a_command_that_is_not_pythons_says_where_it_belongs(command: str, said: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "distdiag", "run", command, "train.py"],
+        capture_output=True,
+        text=True,
+        timeout=CAP_SECONDS,
+    )
+
+    assert (done.returncode, done.stderr.splitlines()) == (2, said)
+
+
+@pytest.mark.parametrize(
     "arguments", [("nonsense",), ("analyze", "--format", "xml", "."), ("watch", "a", "b"), ("demo", "nonsense")]
 )
 def test_bad_usage_exits_with_2(arguments: tuple[str, ...]) -> None:

@@ -34,6 +34,12 @@ def test_rank_that_is_a_program_of_python_runs_below_run(program: list[str], swi
     ]
 
 
+def test_launcher_that_another_launcher_starts_runs_below_run() -> None:
+    program = ["-m", "deepspeed.launcher.launch", "--master_port=29500", "train.py"]
+
+    assert below([sys.executable, "-u", *program], None, SETTINGS) == [sys.executable, "-u", *RECORDED, *program]
+
+
 @pytest.mark.parametrize(
     ("command", "environment"),
     [
@@ -43,6 +49,8 @@ def test_rank_that_is_a_program_of_python_runs_below_run(program: list[str], swi
         ([sys.executable, "train.py"], {"PATH": "/bin"}),
         ([sys.executable, "-c", "pass"], RANK),
         ([sys.executable], RANK),
+        ([sys.executable, "-m"], None),
+        ([sys.executable, "-m", "http.server"], None),
         ([sys.executable, "-u", "-m", "distdiag", "run", "train.py"], RANK),
     ],
 )
