@@ -8,10 +8,13 @@ import numpy as np
 from distdiag.analyzers.slowness.grid import Grid, Numbers
 from distdiag.analyzers.slowness.laggards import LEAST_NS, MAIN_PART, OWN_PARTS, SLOWER_BY
 from distdiag.analyzers.slowness.lengths import explained_by
+from distdiag.analyzers.slowness.rhythm import rhythm_of
 
 ENOUGH_STEPS = 20
 OFTEN = 0.5
-"""Share of steps that lose much to their slowest rank: else it is hiccups."""
+"""Share of steps that lose much to their slowest rank: else it is hiccups, if these have no rhythm."""
+ENOUGH_LATE_STEPS = 8
+"""With one, as of rollouts of which each is followed by some steps of training."""
 LOST = 0.15
 """Of the job's time. Even work of 64 ranks that scatters by 5 % loses 12 %."""
 IN_EACH_HALF = 0.1
@@ -33,6 +36,8 @@ class Moving:
     step_ns: float
     steps: int
     late_steps: int
+    every: int
+    """Once in so many steps they lose much, 1 in general."""
     slowest: tuple[tuple[int, int], ...]
     """Rank, and in how many steps it was the slowest, most first."""
     parts_ns: Mapping[str, float]
@@ -61,7 +66,9 @@ def moving_in(grid: Grid) -> Moving | None:
     lost = excess(own)
     late = lost >= np.maximum(LEAST_NS, SLOWER_BY * step_ns)
     halves = zip(np.array_split(lost, 2), np.array_split(step_ns, 2), strict=True)
-    if late.mean() < OFTEN or lost.sum() < LOST * step_ns.sum():
+    rhythm = rhythm_of(grid.steps[late].tolist()) if ENOUGH_LATE_STEPS <= late.sum() < OFTEN * len(late) else None
+    every = 1 if rhythm is None else rhythm.every
+    if (late.mean() < OFTEN and every == 1) or lost.sum() < LOST * step_ns.sum():
         return None
     if any(half.sum() < IN_EACH_HALF * whole.sum() for half, whole in halves):
         return None
@@ -79,6 +86,7 @@ def moving_in(grid: Grid) -> Moving | None:
         step_ns=float(step_ns.mean()),
         steps=len(step_ns),
         late_steps=int(late.sum()),
+        every=every,
         slowest=tuple(sorted(slowest, key=lambda each: (-each[1], each[0]))),
         parts_ns=parts,
         explained=explained_by(grid),

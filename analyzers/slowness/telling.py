@@ -98,9 +98,10 @@ def of_moving(run: Run, *, code: str, name: str, of_data: bool) -> Iterator[Find
             code=code,
             name=name,
             severity=Severity.WARNING,
-            summary=f"each step waits {seconds(moving.lost_ns)} for its slowest rank, now this and now that one\n"
+            summary=f"{'each step' if moving.every == 1 else f'one step in {moving.every}'} waits "
+            f"{seconds(moving.lost_ns * moving.every)} for its slowest rank, now this and now that one\n"
             f"They differ {_place(moving.part).replace('its', 'their')}{told}. With even work, "
-            f"{gained(moving.lost_ns, moving.step_ns)}.",
+            f"{gained(moving.lost_ns, moving.step_ns, mean=moving.every > 1)}.",
             cause=moving.part,
             confidence=Confidence.MEDIUM,
             lost_share=moving.lost_ns / moving.step_ns,

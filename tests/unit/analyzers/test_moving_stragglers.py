@@ -44,6 +44,18 @@ def test_a_rollout_of_uneven_answers_is_told_and_accuses_nobody(tmp_path: Path) 
     assert any("distdiag.step(lengths=[...])" in action for action in finding.action)
 
 
+def test_a_rollout_before_several_steps_of_training_is_told_with_its_rhythm(tmp_path: Path) -> None:
+    def parts(rank: int, step: int) -> Parts:
+        return (
+            {**steady(rank, step), "other": 3 * rollout(rank, step)["other"]} if step % 4 == 0 else steady(rank, step)
+        )
+
+    finding = the_finding(trained(parts, steps=60), tmp_path)
+
+    assert (finding.name, finding.culprits, finding.cause) == ("compute-straggler", (), "other")
+    assert finding.summary.startswith("one step in 4 waits ")
+
+
 def test_what_tokens_explain_of_uneven_steps_is_told_though_it_is_not_all(tmp_path: Path) -> None:
     def tokens(rank: int, step: int) -> dict[str, float]:
         return {"tokens": rollout(rank, step)["other"] * 1e4 + random.Random(rank + step * 1000).gauss(0, 250)}
