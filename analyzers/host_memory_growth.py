@@ -17,8 +17,7 @@ What to do
 
 from collections.abc import Iterator
 
-from distdiag.analyzers.training.leaks import of_leaks
-from distdiag.analyzers.training.memory import MIB, host_leaks
+from distdiag.analyzers.training.memory import MIB, host_leaks, of_leaks
 from distdiag.findings import Finding
 from distdiag.run import Run
 

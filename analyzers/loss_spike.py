@@ -16,13 +16,13 @@ What to do
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import pandas as pd
 
 from distdiag.analyzers._wording import counted, named
 from distdiag.analyzers.investigation.trust import data_in_words
 from distdiag.analyzers.training.batches import batches_in_words
-from distdiag.analyzers.training.losses import numbers
 from distdiag.analyzers.training.series import Jump, first_jump
 from distdiag.findings import Finding, Severity
 from distdiag.run import Run
@@ -41,7 +41,7 @@ GROWN = 2.0
 
 def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding for the first jump of the loss."""
-    losses = numbers(run, "loss")
+    losses = _numbers(run, "loss")
     if losses.empty:
         return
     whole = losses.dropna()
@@ -106,7 +106,7 @@ def _afterwards(series: "pd.Series[float]", jump: Jump) -> str:
 
 def _norms(run: Run, jump: Jump) -> tuple[str, ...]:
     """Return how the norm of the gradients was before, if it grew: it often does so some steps earlier."""
-    norms = numbers(run, "grad_norm")
+    norms = _numbers(run, "grad_norm")
     before = norms.mean(axis=1)
     before = before[(before.index < jump.step) & (before.index >= jump.step - 60)]
     if len(before) < 20:
@@ -115,3 +115,19 @@ def _norms(run: Run, jump: Jump) -> tuple[str, ...]:
     if last < GROWN * usual:
         return ()
     return (f"the norm of the gradients had grown from {usual:.3g} to {last:.3g} in the five steps before",)
+
+
+def _numbers(run: Run, name: str) -> pd.DataFrame:
+    """Return ``loss`` or ``grad_norm`` as a table with a row per step and a column per rank; finite values only."""
+    rows = run.numerics[run.numerics[name].notna()].drop_duplicates(["rank", "step"], keep="last")
+    values = pd.to_numeric(rows[name], errors="coerce")
+    table = pd.DataFrame({"rank": rows["rank"], "step": rows["step"], "value": values})
+    if table.empty:
+        told = run.steps["facts"].map(lambda facts: _number(facts.get(name)))
+        table = pd.DataFrame({"rank": run.steps["rank"], "step": run.steps["step"], "value": told.astype("float64")})
+    table = table[table["value"].abs() < float("inf")]
+    return table.pivot(index="step", columns="rank", values="value").sort_index()
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -15,8 +15,7 @@ What to do
 
 from collections.abc import Iterator
 
-from distdiag.analyzers.training.leaks import of_leaks
-from distdiag.analyzers.training.memory import MIB, device_leaks
+from distdiag.analyzers.training.memory import MIB, device_leaks, of_leaks
 from distdiag.findings import Finding
 from distdiag.run import Run
 
