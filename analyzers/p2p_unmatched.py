@@ -10,7 +10,10 @@ How it is found
     same from the first one, whose line always served that one, the first one gave its message the wrong partner, and
     is named (cause ``wrong-partner``). Where neighbours in a pipeline wait for one another because one of them has
     turned to something else after fewer messages of a step than the other expects, they run different numbers of
-    micro-batches (cause ``micro-batches``): of three stages or more, the one that differs from most is named.
+    micro-batches (cause ``micro-batches``): of three stages or more, the one that differs from most is named. Where
+    both exchanged equally many messages in each step before, who now differs from that is named (causes
+    ``message-too-many`` and ``message-left-out``). A receive from any rank that nobody has a message left for is told
+    with who sent how many (cause ``from-any-rank``).
 
 What to do
     Count sends and receives of both ranks up to the step that is named.
@@ -20,7 +23,7 @@ from collections.abc import Iterator
 
 from distdiag.analyzers._wording import named, verb
 from distdiag.analyzers.investigation import investigate
-from distdiag.analyzers.investigation.circles import MICRO_BATCHES, WRONG_PARTNER
+from distdiag.analyzers.investigation.circles import FROM_ANY, LEFT_OUT, MICRO_BATCHES, TOO_MANY, WRONG_PARTNER
 from distdiag.analyzers.investigation.incident import Incident
 from distdiag.findings import Finding
 from distdiag.run import Run
@@ -48,12 +51,21 @@ def _summary(incident: Incident) -> str:
         if not incident.culprits:
             numbers = "different numbers of micro-batches"
         return f"{who} {numbers}{incident.at_step}\n{incident.evidence[0]}."
+    if incident.cause == FROM_ANY:
+        return (
+            f"{incident.evidence[0]}, and nobody has one left to send{incident.at_step}\n{incident.evidence[1]}. "
+            f"Whether one of them sent too few or it asks for too many is not known."
+        )
     who = named(incident.culprits)
+    if incident.cause == TOO_MANY:
+        others = f"{named(incident.victims)} {verb(incident.victims, 'waits', 'wait')} because of that"
+        return f"{who} posted a message too many{incident.at_step}\n{incident.evidence[0]}. {others}."
     need = verb(incident.victims, "needs", "need")
-    return (
-        f"{who} did not post the other side of a message that {named(incident.victims)} {need}{incident.at_step}\n"
-        f"{'; '.join(incident.evidence[:2])}. Whether {who} forgot it or the other posted one too many is not known."
-    )
+    first = f"{who} did not post the other side of a message that {named(incident.victims)} {need}{incident.at_step}\n"
+    told = f"{first}{'; '.join(incident.evidence[:2])}."
+    if incident.cause == LEFT_OUT:
+        return told
+    return f"{told} Whether {who} forgot it or the other posted one too many is not known."
 
 
 def _action(incident: Incident) -> tuple[str, ...]:

@@ -39,6 +39,10 @@ ADVICE = {
     "other-collective": "look at the other operation that {who} is in: it does not end either",
     "exited": "see why {who} ended before the others: every rank has to issue the same calls until the end",
     "frozen": "look at the host of {who}: a stopped or frozen process gives no pulse (SIGSTOP, swap, a held GIL)",
+    "debugger": "leave the debugger on {who} and take its breakpoint out, or set PYTHONBREAKPOINT=0",
+    "process": "look at the process that {who} waits for: ps --ppid with its number, and that one's own output",
+    "thread": "look at the thread that {who} waits for: py-spy dump on its host shows them all",
+    "network": "see whom {who} asks over the network, and let it give up after a while",
     "running": "see what {who} computes between its last call and this one, and whether it ever ends",
 }
 

@@ -525,6 +525,8 @@ class Pulse(Event, kw_only=True, tag="pulse"):
     """User frames of the main thread."""
     activity: str | None = None
     """What the main thread's whole stack says it is doing: ``data-loading``, ``checkpoint`` or ``compile``."""
+    held_by: str | None = None
+    """What the inner end of its stack waits for: ``debugger``, ``process``, ``thread`` or ``network``."""
     waiting: list[int] = []
     """Calls that some thread of this process is waiting for."""
     calls: int = 0

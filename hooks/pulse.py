@@ -1,6 +1,7 @@
 """A sign of life each second from a thread of its own: where the main thread is, and whether it still moves."""
 
 import faulthandler
+import os
 import sys
 import threading
 import time
@@ -25,6 +26,14 @@ ACTIVITIES = (
     ("checkpoint", ("/torch/distributed/checkpoint/", "/torch/serialization.py")),
     ("compile", ("/torch/_dynamo/", "/torch/_inductor/", "/torch/_functorch/")),
 )
+STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+HOLDERS = (
+    ("debugger", ("/bdb.py", "/pydevd", "/debugpy/")),
+    ("process", ("/subprocess.py", "/multiprocessing/")),
+    ("thread", ("/queue.py", "/threading.py", "/concurrent/futures/")),
+    ("network", ("/socket.py", "/ssl.py", "/http/", "/urllib/")),
+)
+"""What a thread waits for that stands in these files."""
 TELLS_LINKS_AT = 0.5
 """Share of the stall limit at which the connections are told, so that they are known when it is a stall."""
 MAX_WAITING = 16
@@ -103,6 +112,7 @@ class Pulse:
                 phase=self._phase(),
                 path=recorder.path_number(recorder.sites.at(frame)),
                 activity=_activity(frame),
+                held_by=_holder(frame),
                 waiting=[f.call for f in list(recorder.flights.values()) if f.wait_start_ns][:MAX_WAITING],
                 calls=recorder.calls,
                 cpu_ns=time.process_time_ns(),
@@ -204,3 +214,15 @@ def _activity(frame: FrameType | None) -> str | None:
                 return activity
         frame = frame.f_back
     return None
+
+
+def _holder(frame: FrameType | None) -> str | None:
+    """Return what a stack waits for, by the outermost of the library's frames at its inner end."""
+    found = None
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        here = next((holder for holder, marks in HOLDERS if any(mark in filename for mark in marks)), None)
+        if here is None and not filename.startswith(STANDARD_LIBRARY):
+            break
+        found, frame = here or found, frame.f_back
+    return found

@@ -14,6 +14,7 @@ from distdiag.analyzers.investigation.misaddressed import Misaddressed, misaddre
 from distdiag.analyzers.investigation.paths import fork_line, shared_frames
 from distdiag.analyzers.investigation.program import Programs
 from distdiag.analyzers.investigation.scene import Scene
+from distdiag.analyzers.investigation.tallies import Tally, awaited, differing
 from distdiag.analyzers.investigation.waitfor import Standstill, Wait, WaitKind
 
 ORDER_DEADLOCK = "order-deadlock"
@@ -24,6 +25,10 @@ WRONG_PARTNER = "wrong-partner"
 """Cause of an unmatched message that somebody else waits for."""
 MICRO_BATCHES = "micro-batches"
 """Cause of one of a stage that runs more or fewer micro-batches than the others."""
+TOO_MANY, LEFT_OUT = "message-too-many", "message-left-out"
+"""Causes where the steps before tell which side differs."""
+FROM_ANY = "from-any-rank"
+"""Cause where a rank waits for a message from any, nobody has one left, and nothing tells whose it is."""
 
 
 def circle(scene: Scene, found: Standstill) -> Iterator[Incident]:
@@ -42,6 +47,10 @@ def circle(scene: Scene, found: Standstill) -> Iterator[Incident]:
     stages = uneven(scene, cycle)
     if stages is not None:
         yield _of_stages(scene, cycle, stages)
+        return
+    tally = differing(scene, cycle)
+    if tally is not None:
+        yield _against_before(scene, cycle, (tally,), (tally.said, *(_in_circle(scene, wait) for wait in cycle)))
         return
     name, culprits = _named(cycle)
     if name == ORDER_DEADLOCK:
@@ -108,6 +117,44 @@ def _of_stages(scene: Scene, cycle: tuple[Wait, ...], stages: Uneven) -> Inciden
         sites=sites,
         cause=MICRO_BATCHES,
         evidence=(stages.said, *before, *(_in_circle(scene, wait) for wait in cycle)),
+    )
+
+
+def from_anybody(scene: Scene) -> Incident | None:
+    """Return what a receive from any rank comes down to for which nobody has a message left."""
+    found = awaited(scene)
+    if found is None:
+        return None
+    circle = (found.wait, *(wait for wait in scene.waits if wait is not found.wait))
+    if found.odd:
+        return _against_before(scene, circle, found.odd, found.evidence)
+    sites = scene.sites_of(circle)
+    return scene.incident(
+        P2P_UNMATCHED,
+        found.wait,
+        Circle(waits=circle),
+        step=found.step,
+        site=sites.get(found.rank),
+        sites=sites,
+        cause=FROM_ANY,
+        evidence=(f"rank {found.rank} waits for a message from any rank", *found.evidence),
+    )
+
+
+def _against_before(
+    scene: Scene, cycle: Sequence[Wait], tallies: Sequence[Tally], evidence: tuple[str, ...]
+) -> Incident:
+    culprits, sites = tuple(sorted({tally.rank for tally in tallies})), scene.sites_of(cycle)
+    return scene.incident(
+        P2P_UNMATCHED,
+        tallies[0].wait,
+        Circle(waits=tuple(cycle)),
+        culprits=culprits,
+        step=tallies[0].step,
+        site=sites.get(culprits[0]),
+        sites=sites,
+        cause=TOO_MANY if tallies[0].too_many else LEFT_OUT,
+        evidence=evidence,
     )
 
 

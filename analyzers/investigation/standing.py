@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from distdiag.analyzers._wording import named, verb
 from distdiag.analyzers.investigation.absence import absences
-from distdiag.analyzers.investigation.circles import GROUP_CREATION_STUCK, P2P_DEADLOCK, circle
+from distdiag.analyzers.investigation.circles import GROUP_CREATION_STUCK, P2P_DEADLOCK, circle, from_anybody
 from distdiag.analyzers.investigation.halts import halts
 from distdiag.analyzers.investigation.incident import Absence, Circle, Incident, Together, Unexplained
 from distdiag.analyzers.investigation.issued import called, in_group
@@ -16,6 +16,7 @@ from distdiag.analyzers.investigation.sizes import EXCHANGES
 from distdiag.analyzers.investigation.slips import slipped
 from distdiag.analyzers.investigation.sources import recorded, unread
 from distdiag.analyzers.investigation.stores import awaited_in
+from distdiag.analyzers.investigation.tallies import narrowed
 from distdiag.analyzers.investigation.waitfor import Wait, WaitKind, standstill
 from distdiag.events import NUMBER_UNKNOWN
 
@@ -30,6 +31,7 @@ def standing(scene: Scene) -> tuple[Incident, ...]:
     """Return what the waiting comes down to, the longest waiting first."""
     if scene.then is not None and scene.then.doubt is not None:
         return (_doubtful(scene, scene.then.doubt),)
+    scene.waits = narrowed(scene)
     found = standstill(scene.waits)
     stopped = {each.head.rank for each in scene.halted}
     roots = [*halts(scene), *absences(scene, found.sinks - stopped)]
@@ -48,9 +50,11 @@ def _rest(scene: Scene) -> Iterator[Incident]:
     waits = sorted((wait for wait in scene.waits if not wait.any_of), key=lambda wait: (wait.since_ns, wait.group))
     unknown = [wait for wait in waits if wait.unknown]
     full = [wait for wait in waits if not wait.absent]
-    slip = slipped(scene, waits)
+    slip, asked = slipped(scene, waits), from_anybody(scene)
     if slip is not None:
         yield slip
+    elif asked is not None:
+        yield asked
     elif unknown:
         yield _unknown(scene, unknown[0])
     elif full and scene.may_have_more(full[0]):

@@ -25,6 +25,13 @@ BACKGROUND = "checkpoint upload"
 """A phase of another thread than the training one: it says nothing of where the rank is."""
 STOOD = "stood still in other code"
 """What is said of a rank that nothing says more of than where it is, and that it does not move or compute."""
+HOLDERS = {
+    "debugger": "stood in a debugger",
+    "process": "waited for a process that it had started",
+    "thread": "waited for a thread of its own",
+    "network": "waited for the network",
+}
+"""What is said where its stack tells what it waits for."""
 OWN_PHASES = frozenset(
     {"init_process_group", "new_group", "split_group", "destroy_process_group", "TCPStore", BACKGROUND}
 )
@@ -90,7 +97,9 @@ def whereabouts(run: Run, life: Life, since_ns: int, until_ns: int) -> Whereabou
         return place.at("running", "was running other code", place.last_call_ns())
     if life.end is End.UNTOLD:
         return place.untold()
-    return place.at("unknown", STOOD, place.last_call_ns(), detail=place.dead_thread())
+    holder = place.held_by()
+    doing, cause = HOLDERS.get(holder, STOOD), holder if holder in HOLDERS else "unknown"
+    return place.at(cause, doing, place.last_call_ns(), detail=place.dead_thread())
 
 
 def _cause_of(phase: str) -> str:
@@ -210,10 +219,17 @@ class _Place:
 
     def activity(self) -> str | None:
         """Return what the newest pulse says the main thread was doing."""
+        return self._newest("activity") or None
+
+    def held_by(self) -> str:
+        """Return what the newest pulse says the main thread waited for; nothing where it does not tell."""
+        return self._newest("held_by")
+
+    def _newest(self, column: str) -> str:
         if self._pulses.empty or self._newest_pulse_ns() < self._since_ns:
-            return None
-        activity = self._pulses["activity"].iloc[-1]
-        return activity if isinstance(activity, str) else None
+            return ""
+        told = self._pulses[column].iloc[-1]
+        return told if isinstance(told, str) else ""
 
     def gave_signs(self) -> bool:
         """Return whether it gave signs of life until the end: what froze it once had passed."""

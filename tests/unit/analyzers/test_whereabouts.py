@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from distdiag import events
 from distdiag.analyzers import diagnose
 from distdiag.findings import Verdict
@@ -73,3 +75,26 @@ def test_a_rank_that_froze_in_a_native_write_is_at_its_checkpoint(tmp_path: Path
 
     assert (found.name, found.culprits, found.cause) == ("rank-missing", (2,), "checkpoint")
     assert found.site == "/job/train.py:60"
+
+
+@pytest.mark.parametrize(
+    ("holder", "said"),
+    [
+        ("debugger", "It stood in a debugger for"),
+        ("process", "It waited for a process that it had started for"),
+        ("thread", "It waited for a thread of its own for"),
+        ("network", "It waited for the network for"),
+        ("something new", "It stood still in other code for"),
+    ],
+)
+def test_what_a_rank_waits_for_is_said(tmp_path: Path, holder: str, said: str) -> None:
+    logs = two_wait()
+    for rank in logs.only(0, 1):
+        rank.pulses(STEP, seconds=30, waiting=(rank.all_reduce(STEP, pending=True),))
+    logs[2].sleep(30).pulse(FILTER, held_by=holder)
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits) == ("rank-missing", (2,))
+    assert found.cause == ("unknown" if holder == "something new" else holder)
+    assert said in found.summary

@@ -1,5 +1,14 @@
 """Signs of life: where the main thread is, whether it still moves, and what is done when it does not."""
 
+import concurrent.futures
+import contextlib
+import io
+import os
+import pdb
+import queue
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -310,3 +319,54 @@ def test_pulse_goes_on_while_stacks_are_taken(tmp_path: Path, monkeypatch: pytes
         (stack,) = until(lambda: stacks(made))
 
     assert stack.reason == "stall"
+
+
+# ---- what the main thread waits for ---------------------------------------------------------------------------------
+def in_subprocess() -> None:
+    subprocess.run([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, timeout=0.3, check=False)
+
+
+def in_socket() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.3)
+        server.accept()
+
+
+def in_queue() -> None:
+    queue.Queue[int]().get(timeout=0.3)
+
+
+def in_pool() -> None:
+    concurrent.futures.ThreadPoolExecutor(1).submit(time.sleep, 0.3).result()
+
+
+def in_debugger() -> None:
+    read, write = os.pipe()
+    threading.Timer(0.3, os.write, (write, b"continue\n")).start()
+    with os.fdopen(read) as commands:
+        pdb.Pdb(stdin=commands, stdout=io.StringIO(), nosigint=True, readrc=False).set_trace()
+        assert commands  # the line at which it stops
+
+
+@pytest.mark.parametrize(
+    ("wait", "holder"),
+    [
+        (in_subprocess, "process"),
+        (in_socket, "network"),
+        (in_queue, "thread"),
+        (in_pool, "thread"),
+        (in_debugger, "debugger"),
+        (lambda: time.sleep(0.3), None),
+    ],
+)
+def test_pulse_tells_what_the_main_thread_waits_for(
+    tmp_path: Path, wait: Callable[[], None], holder: str | None
+) -> None:
+    with recording(tmp_path) as made:
+        distdiag.step()
+        with contextlib.suppress(subprocess.TimeoutExpired, TimeoutError, queue.Empty):
+            wait()
+        told = {each.held_by for each in pulses(made) if each.step == 1}
+
+    assert holder in told
+    assert told <= {holder, None}

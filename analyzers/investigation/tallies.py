@@ -1,0 +1,205 @@
+"""Messages counted by step: which side of one without its other half does not do what it did in the steps before.
+
+A rank that posts a message too many and a partner that leaves its half out look alike where they stop. Both sides' own
+past tells them apart, where they exchanged equally many in each step so far. A receive from any rank has no other half
+at all: who stands still because of it is told from who sent how many.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from distdiag.analyzers._wording import counted
+from distdiag.analyzers.investigation.lives import End
+from distdiag.analyzers.investigation.message_waits import ANY_SOURCE, SENDS
+from distdiag.analyzers.investigation.scene import Scene
+from distdiag.analyzers.investigation.waitfor import Wait, WaitKind
+
+LEAST_STEPS = 2
+"""Fewer show no habit."""
+FIRST_CALL = 1
+"""Logs that begin with a later one have lost what was before."""
+GONE = (End.ORDERLY, End.HARD_EXIT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """A rank whose messages of one kind are more or fewer than in each step before."""
+
+    wait: Wait
+    rank: int
+    partner: int | None
+    """None for any."""
+    sends: bool
+    step: int
+    now: int
+    usual: int
+    steps: int
+    """How many steps went before."""
+
+    @property
+    def too_many(self) -> bool:
+        """Return whether it posted more than before."""
+        return self.now > self.usual
+
+    @property
+    def said(self) -> str:
+        """Return what it posted now and before."""
+        what, way = ("send", "to") if self.sends else ("receive", "from")
+        whom = "any rank" if self.partner is None else f"rank {self.partner}"
+        before = counted(self.usual, what) if self.usual else "none"
+        return (
+            f"rank {self.rank} posted {counted(self.now, what)} {way} {whom} in step {self.step}, "
+            f"{before} in each of the {self.steps} steps before"
+        )
+
+
+# ---- messages between two -----------------------------------------------------------------------------------------
+def differing(scene: Scene, cycle: Sequence[Wait]) -> Tally | None:
+    """Return who of a circle of waiting posted a message too many, or left one out; None where that is not clear."""
+    in_collectives = {rank for wait in cycle if wait.kind is WaitKind.COLLECTIVE for rank in wait.waiters}
+    found = {
+        tally.rank: tally
+        for wait in cycle
+        if wait.kind is WaitKind.POINT_TO_POINT and len(wait.absent) == 1 and not wait.any_of
+        if (tally := _compared(scene, wait)) is not None
+        # Whoever is in another message may yet come to this one: then it is a matter of order.
+        if tally.too_many or tally.rank in in_collectives
+    }
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _compared(scene: Scene, wait: Wait) -> Tally | None:
+    (waiter,), (absent,) = wait.waiters, wait.absent
+    call = scene.calls_in(wait).get(waiter)
+    if call is None:
+        return None
+    messages = _messages(scene, wait)
+    sends = call.op in SENDS
+    here = messages[(messages["rank"] == waiter) & (messages["peer"] == absent) & (messages["op"].isin(SENDS) == sends)]
+    there = messages[(messages["rank"] == absent) & (messages["peer"] == waiter)]
+    there = there[there["op"].isin(SENDS) != sends]
+    before = _steps_before(scene, (waiter, absent), call.step)
+    usual = {count for side in (here, there) for count in _counts(side, before)}
+    if len(before) < LEAST_STEPS or len(usual) != 1:
+        return None
+    (often,) = usual
+    posted, answered = _counts(here, [call.step])[0], _counts(there, [call.step])[0]
+    if posted > often == answered:
+        rank, partner, mine, now = waiter, absent, sends, posted
+    elif posted <= often and answered < often:
+        rank, partner, mine, now = absent, waiter, not sends, answered
+    else:
+        return None
+    return Tally(
+        wait=wait, rank=rank, partner=partner, sends=mine, step=call.step, now=now, usual=often, steps=len(before)
+    )
+
+
+# ---- messages from anybody ----------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Awaited:
+    """A receive from any rank for which nobody has a message left."""
+
+    wait: Wait
+    rank: int
+    step: int
+    odd: tuple[Tally, ...]
+    """Whose messages are not as many as before."""
+    sent: tuple[tuple[int, int], ...]
+    """Of each rank, how many it sent to the one that waits."""
+
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        """Return who differs from before, and what everybody sent."""
+        sent = ", ".join(f"rank {rank} {count}" for rank, count in self.sent)
+        return (*(tally.said for tally in self.odd), f"messages sent to rank {self.rank} in all: {sent}")
+
+
+def narrowed(scene: Scene) -> list[Wait]:
+    """Return all waits, those for a message from any rank with the one that could still send it, where it is one.
+
+    Who waits itself, or has ended, sends nothing more.
+    """
+    held = {rank for wait in scene.waits for rank in wait.waiters} | {
+        rank for rank, life in scene.lives.items() if life.end in GONE
+    }
+    found = []
+    for wait in scene.waits:
+        free = frozenset(_senders(scene, wait)) - held
+        one = free if len(free) == 1 else frozenset[int]()
+        logged = frozenset(scene.lives)
+        found.append(replace(wait, absent=one & logged, unknown=one - logged, any_of=False) if one else wait)
+    return found
+
+
+def awaited(scene: Scene) -> Awaited | None:
+    """Return the one receive from any rank that all standing still comes down to."""
+    found = [wait for wait in scene.waits if _senders(scene, wait)]
+    if len(found) != 1 or found[0].absent or found[0].unknown:
+        return None
+    wait = found[0]
+    (rank,), senders = wait.waiters, _senders(scene, wait)
+    step = scene.calls_in(wait)[rank].step
+    messages = _messages(scene, wait)
+    sent = messages[messages["op"].isin(SENDS) & (messages["peer"] == rank)]
+    received = messages[(messages["rank"] == rank) & (messages["op"] == ANY_SOURCE)]
+    before = _steps_before(scene, (rank, *senders), step)
+    fewer = [_against_before(wait, sent[sent["rank"] == each], each, rank, step, before) for each in senders]
+    more = _against_before(wait, received, rank, None, step, before)
+    odd = tuple(tally for tally in fewer if tally is not None and not tally.too_many)
+    if not odd and more is not None and more.too_many:
+        odd = (more,)
+    return Awaited(
+        wait=wait,
+        rank=rank,
+        step=step,
+        odd=odd,
+        sent=tuple((each, int((sent["rank"] == each).sum())) for each in senders),
+    )
+
+
+def _senders(scene: Scene, wait: Wait) -> tuple[int, ...]:
+    """Return who may send what a rank waits for from anybody; nobody where it waits for something else."""
+    if wait.kind is not WaitKind.POINT_TO_POINT or not wait.any_of:
+        return ()
+    calls = scene.calls_in(wait)
+    if any(call.op != ANY_SOURCE for call in calls.values()):
+        return ()
+    return tuple(sorted(set(scene.members(wait) or ()) - wait.waiters))
+
+
+def _against_before(
+    wait: Wait, messages: pd.DataFrame, rank: int, partner: int | None, step: int, before: Sequence[int]
+) -> Tally | None:
+    usual = set(_counts(messages, before))
+    if len(before) < LEAST_STEPS or len(usual) != 1:
+        return None
+    often, now = usual.pop(), _counts(messages, [step])[0]
+    if now == often:
+        return None
+    sends = partner is not None
+    return Tally(wait=wait, rank=rank, partner=partner, sends=sends, step=step, now=now, usual=often, steps=len(before))
+
+
+# ---- counting -----------------------------------------------------------------------------------------------------
+def _messages(scene: Scene, wait: Wait) -> pd.DataFrame:
+    calls = scene.run.calls
+    return calls[(calls["group_key"] == wait.group) & calls["p2p"] & ~calls["captured"]]
+
+
+def _steps_before(scene: Scene, ranks: Iterable[int], step: int) -> list[int]:
+    """Return the steps before one of which the logs of all of some ranks hold everything."""
+    calls = scene.run.calls
+    begun = calls[calls["rank"].isin(list(ranks))].groupby("rank").agg(step=("step", "min"), call=("call", "min"))
+    firsts = begun["step"] + (begun["call"] > FIRST_CALL)
+    return list(range(int(firsts.max()) if len(firsts) else step, step))
+
+
+def _counts(messages: pd.DataFrame, steps: Sequence[int]) -> list[int]:
+    counts = messages["step"].value_counts()
+    return [int(counts.get(step, 0)) for step in steps]
+
+
+__all__ = ["Awaited", "Tally", "awaited", "differing", "narrowed"]
