@@ -53,6 +53,7 @@ class RankLog:
         self._signatures: dict[str, int] = {}
         self._digests: dict[int, tuple[int, int]] = {}
         self._sequences: dict[tuple[str, bool], int] = {}
+        self._times_made: dict[str, int] = {}
         self._chains: dict[str, tuple[int, int]] = {}
         self._numbers: dict[str, int] = {}
         self.header = events.Header(
@@ -105,8 +106,12 @@ class RankLog:
     def group(
         self, name: str, ranks: Sequence[int], *, description: str = "", timeout_seconds: float | None = 600.0
     ) -> Self:
-        """Make a process group."""
+        """Make a process group; one of this name that was there before is no more."""
         self.members[name] = tuple(ranks)
+        self._times_made[name] = self._times_made.get(name, 0) + 1
+        self._chains.pop(name, None)
+        for p2p in (False, True):
+            self._sequences.pop((name, p2p), None)
         return self.add(
             events.Group(
                 group=name,
@@ -327,7 +332,8 @@ class RankLog:
         path = self.path(site)
         shapes = [] if shape is None else [list(shape)]
         numel = sum(map(math.prod, shapes))
-        key = repr((op, path, group, shapes, dtype, p2p, self.thread, sorted(fields.items(), key=str)))
+        made = self._times_made.get(group, 0)
+        key = repr((op, path, group, made, shapes, dtype, p2p, self.thread, sorted(fields.items(), key=str)))
         if key not in self._signatures:
             self._signatures[key] = number = len(self._signatures) + 1
             root = fields.get("root") if op in AGREE_ON_ROOT else None

@@ -80,7 +80,7 @@ def _compared(scene: Scene, wait: Wait) -> Tally | None:
     here = messages[(messages["rank"] == waiter) & (messages["peer"] == absent) & (messages["op"].isin(SENDS) == sends)]
     there = messages[(messages["rank"] == absent) & (messages["peer"] == waiter)]
     there = there[there["op"].isin(SENDS) != sends]
-    before = _steps_before(scene, (waiter, absent), call.step)
+    before = _steps_before(scene, wait, (waiter, absent), call.step)
     usual = {count for side in (here, there) for count in _counts(side, before)}
     if len(before) < LEAST_STEPS or len(usual) != 1:
         return None
@@ -145,7 +145,7 @@ def awaited(scene: Scene) -> Awaited | None:
     messages = _messages(scene, wait)
     sent = messages[messages["op"].isin(SENDS) & (messages["peer"] == rank)]
     received = messages[(messages["rank"] == rank) & (messages["op"] == ANY_SOURCE)]
-    before = _steps_before(scene, (rank, *senders), step)
+    before = _steps_before(scene, wait, (rank, *senders), step)
     fewer = [_against_before(wait, sent[sent["rank"] == each], each, rank, step, before) for each in senders]
     more = _against_before(wait, received, rank, None, step, before)
     odd = tuple(tally for tally in fewer if tally is not None and not tally.too_many)
@@ -189,10 +189,11 @@ def _messages(scene: Scene, wait: Wait) -> pd.DataFrame:
     return calls[(calls["group_key"] == wait.group) & calls["p2p"] & ~calls["captured"]]
 
 
-def _steps_before(scene: Scene, ranks: Iterable[int], step: int) -> list[int]:
-    """Return the steps before one of which the logs of all of some ranks hold everything."""
+def _steps_before(scene: Scene, wait: Wait, ranks: Iterable[int], step: int) -> list[int]:
+    """Return the steps before one of which the logs of all of some ranks hold everything, since the group was made."""
     calls = scene.run.calls
-    begun = calls[calls["rank"].isin(list(ranks))].groupby("rank").agg(step=("step", "min"), call=("call", "min"))
+    mine = calls[(calls["group_key"] == wait.group) & calls["rank"].isin(list(ranks))]
+    begun = mine.groupby("rank").agg(step=("step", "min"), call=("call", "min"))
     firsts = begun["step"] + (begun["call"] > FIRST_CALL)
     return list(range(int(firsts.max()) if len(firsts) else step, step))
 

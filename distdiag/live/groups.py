@@ -135,8 +135,11 @@ class Groups:
     """All groups of a job, each the same object for all its members."""
 
     def __init__(self) -> None:
-        self.all: dict[tuple[str, tuple[int, ...]], GroupState] = {}
+        self.all: dict[tuple[str, tuple[int, ...], int], GroupState] = {}
+        """By name, members, and how often such a group was destroyed and made again."""
         self._of: dict[tuple[int, str], GroupState] = {}
+        self._made: dict[tuple[int, str, tuple[int, ...]], list[int]] = {}
+        """When a rank recorded such a group; each segment of its log repeats that."""
         self.links = Links()
         self.replicas = LiveReplicas()
 
@@ -146,9 +149,13 @@ class Groups:
             members = record.members()
         except ValueError:
             return
-        group = self.all.get((record.group, members))
+        made = self._made.setdefault((rank, record.group, members), [])
+        if record.time_ns not in made:
+            made.append(record.time_ns)
+        key = record.group, members, made.index(record.time_ns)
+        group = self.all.get(key)
         if group is None:
-            group = self.all[record.group, members] = GroupState(record, members)
+            group = self.all[key] = GroupState(record, members)
         if record.sequence != group.start:
             group.unlike.add(rank)
         self._of[rank, record.group] = group

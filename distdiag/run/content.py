@@ -19,6 +19,7 @@ from distdiag.run.calls import UNKNOWN, calls_frame, signatures_of
 from distdiag.run.clocks import Agreement, agreement, clocks_of
 from distdiag.run.columns import Columns, Rows
 from distdiag.run.frames import CALL_COLUMNS, TIMES, Ranked, frame_of
+from distdiag.run.generations import told_apart
 from distdiag.run.held_rows import bulk_held, held_parts, records_held
 from distdiag.run.identity import Groups, Interned, Paths, interned
 from distdiag.run.records import Records, decode_lines
@@ -76,6 +77,7 @@ def read(engine: Engine, parts: Sequence[Part]) -> Content:
     clocks = clocks_of(headers, {part.rank for part in parts})
     offsets = {rank: clock.offset_ns for rank, clock in clocks.items()}
     calls, paths = _calls(engine, parts, records, bulk, offsets)
+    calls = told_apart(calls, frame_of(events.Group, records.by_kind[events.Group], paths.id_of, offsets))
     del bulk  # as large as the frame that was made of it
     give_back()
     agreed = agreement(calls, clocks)
@@ -113,9 +115,9 @@ def _all_records(engine: Engine, parts: Sequence[Part]) -> tuple[Records, Mappin
 
 
 def _each_once(groups: pd.DataFrame) -> pd.DataFrame:
-    """Return groups without those that each segment of a log repeats."""
+    """Return groups without those that each segment of a log repeats; the newest of those that were made again."""
     members = groups["ranks"].map(Interned().number)
-    repeated = groups.assign(members=members).duplicated(["rank", "group", "members"])
+    repeated = groups.assign(members=members).duplicated(["rank", "group", "members"], keep="last")
     return groups[~repeated].reset_index(drop=True)
 
 
