@@ -470,6 +470,18 @@ class Fault(Event, kw_only=True, tag="fault"):
     """Of an exit: what ``os._exit`` or ``sys.exit`` was given, or what a launcher saw."""
 
 
+class Caught(Event, kw_only=True, tag="caught"):
+    """An exception during whose handling the program logged something or asked for its traceback, and went on."""
+
+    time_ns: int
+    step: int = 0
+    type: str
+    message: str
+    thread: str = "MainThread"
+    frames: Frames = []
+    """User frames of the traceback, outermost first."""
+
+
 class GarbageCollection(Event, kw_only=True, tag="gc"):
     """A garbage collection that paused the process noticeably."""
 
@@ -579,6 +591,7 @@ Record = (
     | Compile
     | Status
     | Decision
+    | Caught
     | Pulse
     | Dropped
 )

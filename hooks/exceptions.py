@@ -1,6 +1,9 @@
-"""Watches exceptions: uncaught ones in any thread, and out-of-memory errors even where they are caught."""
+"""Watches exceptions: uncaught ones in any thread, out-of-memory errors even where they are caught, and others that the
+program logs or prints while it handles them."""
 
 import builtins
+import functools
+import logging
 import sys
 import threading
 import time
@@ -18,17 +21,65 @@ MAX_CAUSES = 8
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory")
 """What torch's allocator for the host and CUDA's libraries say in a plain RuntimeError."""
 OWN_THREADS = "distdiag-"
+CAUGHT_APART_NS = 100_000_000
+"""Less than this after one that was caught, another one of its type is not told: loops try again quickly."""
 
 
 def install(recorder: Recorder) -> Undo:
-    """Record uncaught exceptions and the making of ``torch.OutOfMemoryError``."""
+    """Record uncaught exceptions, the making of ``torch.OutOfMemoryError``, and those handled with a word."""
     return together(
         [
             _watch_main(recorder),
             _watch_threads(recorder),
             when_imported("torch", lambda module: _watch_out_of_memory(recorder, module)),
+            _watch_caught(recorder),
         ]
     )
+
+
+def _watch_caught(recorder: Recorder) -> Undo:
+    """Record exceptions that are being handled when something is logged, or when their traceback is asked for."""
+    told: dict[type[BaseException], tuple[int, int]] = {}
+
+    def tell(error: BaseException | None) -> None:
+        if not isinstance(error, Exception) or isinstance(error, StopIteration):
+            return
+        now, kind = time.monotonic_ns(), type(error)
+        before, moment = told.get(kind, (0, 0))
+        if before == id(error) or now - moment < CAUGHT_APART_NS:
+            return
+        told[kind] = id(error), now
+        recorder.write(
+            events.Caught(
+                time_ns=now,
+                step=recorder.step,
+                type=qualified(kind),
+                message=str(error)[:MAX_MESSAGE],
+                thread=threading.current_thread().name,
+                # What a library caught inside itself has not come to the user's frames, which stand around it.
+                frames=recorder.sites.user_frames(frames_of(error.__traceback__))
+                or recorder.sites.at(sys._getframe(1)).frames,
+            )
+        )
+
+    def told_by(function: Any) -> Any:
+        @functools.wraps(function)
+        def telling(*args: Any, **kwargs: Any) -> Any:
+            error = sys.exc_info()[1]
+            if error is not None:
+                with guard("record an exception that was caught"):
+                    if not _is_ours(args):
+                        tell(error)
+            return function(*args, **kwargs)
+
+        return telling
+
+    places = ((logging.Logger, "handle"), (traceback, "print_exc"), (traceback, "format_exc"))
+    return together([replace(owner, name, told_by(getattr(owner, name))) for owner, name in places])
+
+
+def _is_ours(args: tuple[Any, ...]) -> bool:
+    return bool(args) and str(getattr(args[0], "name", "")).startswith(__package__.partition(".")[0])
 
 
 def _watch_main(recorder: Recorder) -> Undo:

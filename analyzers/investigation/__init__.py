@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from distdiag.analyzers._wording import first_line, named
+from distdiag.analyzers.investigation.caught import before_death
 from distdiag.analyzers.investigation.creation import GroupLists, asked_by_rank, differing_lists
 from distdiag.analyzers.investigation.deaths import Death
 from distdiag.analyzers.investigation.disagreements import disagreement
@@ -242,6 +243,7 @@ def _deaths(run: Run, deaths: Iterable[Death], stuck: frozenset[int]) -> Iterato
             sites=dict.fromkeys(death.ranks, death.site) if death.site is not None else {},
             cause=death.cause,
             evidence=tuple(text for text in (death.what, came_up, death.reason) if text),
+            before=before_death(run, death),
         )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from distdiag.analyzers._wording import named, verb
+from distdiag.analyzers.investigation.caught import before_divergence
 from distdiag.analyzers.investigation.divergence import Divergence
 from distdiag.analyzers.investigation.incident import Disagreement, Incident
 from distdiag.analyzers.investigation.issued import group_name
@@ -33,6 +34,7 @@ def disagreement(run: Run, divergence: Divergence, labels: Labels, stuck: frozen
         site=site,
         sites=sites,
         evidence=(*found.reasons, *_voted(divergence)),
+        before=before_divergence(run, divergence),
     )
     memory = ran_out_of_memory(run, divergence)
     return incident if memory is None else replace(incident, **memory)

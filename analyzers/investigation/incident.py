@@ -137,6 +137,8 @@ class Incident:
     cause: str | None = None
     confidence: Confidence = Confidence.HIGH
     evidence: tuple[str, ...] = ()
+    before: str = ""
+    """What a culprit had caught just before, where something tells."""
 
     @property
     def operation(self) -> str:
@@ -161,7 +163,7 @@ class Incident:
             code=code,
             name=str(self.name),
             severity=Severity.ERROR,
-            summary=summary,
+            summary=f"{summary} Just before, {self.before}." if self.before else summary,
             culprits=self.culprits,
             victims=self.victims,
             group=self.group,
@@ -172,6 +174,6 @@ class Incident:
             sites=dict(sorted(self.sites.items())),
             cause=self.cause,
             confidence=self.confidence,
-            evidence=self.evidence,
+            evidence=(*((self.before,) if self.before else ()), *self.evidence),
             action=tuple(action),
         )

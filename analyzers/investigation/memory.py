@@ -42,6 +42,7 @@ def ran_out_of_memory(run: Run, divergence: Divergence) -> dict[str, Any] | None
         "culprits": tuple(sorted(ranks)),
         "step": int(first["step"]),
         "site": site,
+        "before": "",
         "evidence": (f"rank {int(first['rank'])} caught {first['type']}: {first['message']}",),
     }
 

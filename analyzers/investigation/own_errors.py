@@ -7,7 +7,7 @@ from distdiag.analyzers.investigation.deaths import OUT_OF_MEMORY, Death
 from distdiag.analyzers.investigation.lives import CONNECTION, OWN_FAULT, TIMEOUT, End, Life
 from distdiag.analyzers.investigation.memory import is_memory_error
 from distdiag.analyzers.investigation.paths import Frames
-from distdiag.analyzers.investigation.rows import records, whole
+from distdiag.analyzers.investigation.rows import by_rank, records, whole
 from distdiag.run import Run
 
 INTERPRETER = "interpreter"
@@ -27,6 +27,12 @@ class OwnErrors:
         self._unfinished = frozenset(int(rank) for rank in unfinished["rank"].unique())
         self._handling = calls[calls["handling"].notna()]
         during_failed = self._handling[self._handling["failed"]].drop_duplicates("rank")
+        ran_out = faults[(faults["fault"] == OUT_OF_MEMORY) & (faults["where"] == "raised")]
+        lasts = by_rank(calls.groupby("rank")["start_ns"].max())
+        self._ran_out = {
+            int(fault.rank): fault for fault in records(ran_out) if fault.time_ns > lasts.get(int(fault.rank), 0)
+        }
+        """Memory errors after the last call of a rank: whatever comes up then comes of them."""
         self._handled = dict(zip(during_failed["rank"].tolist(), during_failed["handling"].tolist(), strict=True))
 
     def raised(self, life: Life) -> Death | None:
@@ -41,6 +47,9 @@ class OwnErrors:
                 handled=self._handled.get(life.rank),
             )
             if error is not None:
+                memory_error = self._ran_out.get(life.rank)
+                if memory_error is not None and memory_error.type not in error:
+                    return _of_memory(memory_error, life, came_up_as=error)
                 root = _behind(fault, error)
                 told = root if root.partition(": ")[2].strip() else error
                 memory = fault.fault == OUT_OF_MEMORY or any(map(is_memory_error, chain))
@@ -92,6 +101,18 @@ class OwnErrors:
         return int(during["start_ns"].iloc[0]) - 1 if len(during) else int(fault.time_ns)
 
 
+def _of_memory(fault: Any, life: Life, *, came_up_as: str) -> Death:
+    return Death(
+        ranks=(life.rank,),
+        time_ns=int(fault.time_ns),
+        cause=OUT_OF_MEMORY,
+        what=f"{fault.type}: {fault.message}",
+        came_up_as=came_up_as,
+        frames=tuple(fault.frames),
+        step=int(fault.step),
+    )
+
+
 def is_consequence(text: str) -> bool:
     """Return whether an error says that a wait gave up or the other side went away."""
     return bool(TIMEOUT.search(text) or CONNECTION.search(text)) and not OWN_FAULT.search(text)
@@ -130,7 +151,7 @@ def _raised_at(fault: Any, error: str) -> Frames:
     """Return where an error was raised: the exception that a fault records, or one of those behind it."""
     for cause, origin in zip(fault.causes, fault.origins, strict=False):
         if cause == error:
-            return (origin,) if origin else ()
+            return (origin,) if origin else tuple(fault.frames)
     return tuple(fault.frames)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from distdiag.analyzers._wording import seconds
+from distdiag.analyzers.investigation.caught import caught_by
 from distdiag.analyzers.investigation.lives import CONNECTION, SECOND_NS, TIMEOUT, End, Life
 from distdiag.analyzers.investigation.paths import Frames, location
 from distdiag.analyzers.investigation.rows import newest
@@ -99,7 +100,7 @@ def whereabouts(run: Run, life: Life, since_ns: int, until_ns: int) -> Whereabou
         return place.untold()
     holder = place.held_by()
     doing, cause = HOLDERS.get(holder, STOOD), holder if holder in HOLDERS else "unknown"
-    return place.at(cause, doing, place.last_call_ns(), detail=place.dead_thread())
+    return place.at(cause, doing, place.last_call_ns(), detail=place.dead_thread() or place.caught())
 
 
 def _cause_of(phase: str) -> str:
@@ -144,12 +145,17 @@ class _Place:
         """Return that a rank had ended, and by which line where that is known."""
         faults = self._run.faults
         mine = faults[(faults["rank"] == self._life.rank) & (faults["fault"] == "exit")]
-        place = self.at("exited", "had already ended", self._life.end_ns)
+        place = self.at("exited", "had already ended", self._life.end_ns, detail=self.caught())
         if mine.empty or not len(mine["frames"].iloc[-1]):
             return place
         code = mine["code"].iloc[-1]
         doing = "had been interrupted" if pd.isna(code) else f"had left by sys.exit({int(code)})"
         return replace(place, doing=doing, frames=tuple(mine["frames"].iloc[-1]))
+
+    def caught(self) -> str | None:
+        """Return what it had caught since its last call, and gone on."""
+        found = caught_by(self._run, (self._life.rank,), self.last_call_ns(), self._until_ns)
+        return None if found is None else found[1]
 
     def dead_thread(self) -> str | None:
         """Return which of its threads had died of an exception: it may wait for what that one was to bring."""

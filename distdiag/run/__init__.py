@@ -100,6 +100,8 @@ class Run:
     replays: pd.DataFrame
     statuses: pd.DataFrame
     decisions: pd.DataFrame
+    caught: pd.DataFrame
+    """Exceptions that were handled, and spoken of meanwhile."""
     dropped: pd.DataFrame
     crashes: pd.DataFrame
     paths: Mapping[int, tuple[str, ...]]

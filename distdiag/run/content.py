@@ -46,6 +46,7 @@ FRAMES: Mapping[str, type[events.Event]] = {
     "replays": events.Replay,
     "statuses": events.Status,
     "decisions": events.Decision,
+    "caught": events.Caught,
     "dropped": events.Dropped,
 }
 """Frames that hold the records of one kind as they are."""

@@ -51,6 +51,6 @@ def told_apart(calls: pd.DataFrame, groups: pd.DataFrame) -> pd.DataFrame:
 
 
 def _begins_anew(calls: pd.DataFrame) -> bool:
-    """Return whether numbers of calls go back on some rank: other sources than recording may repeat a group's record."""
+    """Return whether numbers go back on some rank: other sources than recording may repeat a group's record."""
     back = calls.groupby(["rank", "p2p"], observed=True)["seq"].diff() <= 0
     return bool(back.any())

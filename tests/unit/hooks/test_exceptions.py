@@ -1,7 +1,9 @@
 """Exceptions: uncaught ones, those of threads, and memory that ran out even where it is caught."""
 
+import logging
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +189,53 @@ def test_long_message_is_cut(tmp_path: Path) -> None:
 
     (fault,) = made.log.faults("exception")
     assert fault.message == "x" * exceptions.MAX_MESSAGE
+
+
+# ---- handled, with a word ---------------------------------------------------------------------------------------
+def spoken(log: logging.Logger, how: str) -> None:
+    """Handle an error and say something of it; or say something when none is there."""
+    try:
+        raise OSError("no such shard")  # LINE handled
+    except OSError as error:
+        if how == "exception":
+            log.exception("reading failed")
+        elif how == "text":
+            log.warning(f"reading failed: {error}")
+        elif how == "print_exc":
+            traceback.print_exc()
+        elif how == "format_exc":
+            log.debug(traceback.format_exc())
+    if how == "later":
+        log.warning("reading failed")
+
+
+@pytest.mark.parametrize("how", ["exception", "text", "print_exc", "format_exc"])
+def test_an_error_that_is_handled_with_a_word_is_recorded_once(recorded: Recording, how: str) -> None:
+    for _ in range(3):
+        spoken(logging.getLogger("training"), how)
+
+    (caught,) = recorded.log.of(events.Caught)
+    assert (caught.type, caught.message, caught.thread) == ("OSError", "no such shard", "MainThread")
+    assert caught.frames[-1].startswith(f"{line_of(__file__, 'handled')} ")
+    assert recorded.log.faults("exception") == []
+
+
+@pytest.mark.parametrize("how", ["silence", "later"])
+def test_nothing_is_said_of_errors_that_nobody_speaks_of(recorded: Recording, how: str) -> None:
+    spoken(logging.getLogger("training"), how)
+
+    assert recorded.log.of(events.Caught) == []
+
+
+def test_own_errors_are_none_that_the_program_caught(recorded: Recording) -> None:
+    spoken(logging.getLogger("distdiag"), "exception")
+
+    assert recorded.log.of(events.Caught) == []
+
+
+def test_an_error_that_a_library_spoke_of_has_the_line_that_called_it(recorded: Recording) -> None:
+    library = compile("try: 1 / 0\nexcept ZeroDivisionError: log.warning('caught')", "<library>", "exec")
+    exec(library, {"log": logging.getLogger("library")})  # LINE calls
+
+    (caught,) = recorded.log.of(events.Caught)
+    assert caught.frames[-1].startswith(f"{line_of(__file__, 'calls')} ")
