@@ -46,7 +46,7 @@ def _summary(incident: Incident, death: Death) -> str:
         "exited": f"left by {death.what}",
     }[death.cause]
     everybody = "all ranks, " if death.ranks and not incident.culprits else ""
-    return f"{everybody}{who} {what}{incident.at_step}{site}\n{_others(incident, death)}."
+    return f"{everybody}{who} {what}{incident.at_step}{site}\n{'; '.join((_others(incident, death), *death.too))}."
 
 
 def _killed(death: Death) -> str:

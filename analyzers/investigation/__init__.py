@@ -6,7 +6,7 @@ causes. Only where there is none of them does the wait-for graph speak: it says 
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -32,7 +32,7 @@ from distdiag.analyzers.investigation.mismatches import (
 from distdiag.analyzers.investigation.naming import Name
 from distdiag.analyzers.investigation.other_clocks import at_other_times, why_uncertain
 from distdiag.analyzers.investigation.own_deaths import deaths_of
-from distdiag.analyzers.investigation.paths import location
+from distdiag.analyzers.investigation.paths import location, short
 from distdiag.analyzers.investigation.program import Programs
 from distdiag.analyzers.investigation.queues import queues_of
 from distdiag.analyzers.investigation.reductions import of_several_kinds, told_apart
@@ -44,10 +44,13 @@ from distdiag.analyzers.investigation.trust import confidence_of, within_source
 from distdiag.analyzers.investigation.unexplained import INSUFFICIENT, unexplained
 from distdiag.analyzers.investigation.waitfor import Wait
 from distdiag.analyzers.investigation.waits import blocked_calls, blocked_since, waits_of
+from distdiag.analyzers.investigation.whereabouts import Whereabouts, whereabouts
 from distdiag.run import Run
 
 GROUP_MISMATCH = "group-mismatch"
 RANK_DIED = "rank-died"
+MOST_TOO = 2
+"""Deaths that are told beside the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +191,7 @@ def _group_lists(run: Run, lives: Mapping[int, Life], stuck: frozenset[int]) -> 
     if lists is None:
         return
     sites = {rank: location(each.path[-1]) for rank, each in lists.lists.items() if each.path}
+    left = _left_before(run, lives, lists)
     blamed = lists.odd or tuple(sorted(lists.lists))
     yield Incident(
         name=GROUP_MISMATCH,
@@ -198,10 +202,19 @@ def _group_lists(run: Run, lives: Mapping[int, Life], stuck: frozenset[int]) -> 
         seq=lists.index,
         op="new_group",
         step=next((lists.lists[rank].step for rank in blamed if rank in lists.lists), None),
-        site=sites.get(blamed[0]) if lists.odd or len(set(sites.values())) == 1 else None,
+        site=left.site if left else sites.get(blamed[0]) if lists.odd or len(set(sites.values())) == 1 else None,
         sites=sites,
         evidence=_list_evidence(lists),
+        before="" if left is None else f"rank {left.rank} {left.doing}",
     )
+
+
+def _left_before(run: Run, lives: Mapping[int, Life], lists: GroupLists) -> Whereabouts | None:
+    """Return how a rank that is blamed for a group that it never asked for had ended before the others did."""
+    odd = next((lives[rank] for rank in lists.odd if rank in lists.without), None)
+    first_ns = min(each.time_ns for each in lists.lists.values())
+    gone = odd is not None and odd.end in (End.ORDERLY, End.HARD_EXIT) and odd.end_ns < first_ns
+    return whereabouts(run, odd, first_ns, lists.time_ns) if odd is not None and gone else None
 
 
 def _list_evidence(lists: GroupLists) -> tuple[str, ...]:
@@ -227,8 +240,9 @@ def _disagreements(
 
 
 # ---- deaths -----------------------------------------------------------------------------------------------------
-def _deaths(run: Run, deaths: Iterable[Death], stuck: frozenset[int]) -> Iterator[Incident]:
-    for death in deaths:
+def _deaths(run: Run, deaths: Sequence[Death], stuck: frozenset[int]) -> Iterator[Incident]:
+    for number, death in enumerate(deaths):
+        death = replace(death, too=tuple(map(_too, deaths[number + 1 :][:MOST_TOO])))
         memory = death.cause == Name.MEMORY
         everybody = len(death.ranks) == len(run.ranks) > 1 and not run.missing
         came_up = f"it came to the top as {first_line(death.came_up_as)}" if death.came_up_as else ""
@@ -242,9 +256,15 @@ def _deaths(run: Run, deaths: Iterable[Death], stuck: frozenset[int]) -> Iterato
             site=death.site,
             sites=dict.fromkeys(death.ranks, death.site) if death.site is not None else {},
             cause=death.cause,
-            evidence=tuple(text for text in (death.what, came_up, death.reason) if text),
+            evidence=tuple(text for text in (death.what, came_up, death.reason, *death.too) if text),
             before=before_death(run, death),
         )
+
+
+def _too(death: Death) -> str:
+    who, verb = named(death.ranks) if death.ranks else "a process", "raised" if death.frames else "ended by"
+    site = "" if death.site is None else f" ({short(death.site)})"
+    return f"{who} {verb} {first_line(death.what)}{site}, too"
 
 
 __all__ = ["End", "Investigation", "investigate"]

@@ -68,7 +68,7 @@ def circle(scene: Scene, found: Standstill) -> Iterator[Incident]:
         Circle(waits=cycle),
         culprits=culprits,
         step=calls[culprits[0]].step if culprits and culprits[0] in calls else None,
-        site=_site(scene, calls, culprits) if culprits else None,
+        site=(_site(scene, calls, culprits) or sites.get(culprits[0])) if culprits else None,
         sites=sites,
         evidence=tuple(_in_circle(scene, wait) for wait in cycle),
     )

@@ -37,6 +37,8 @@ class Death:
     """Ranks that raised an error which says that it is about ``ranks``."""
     reason: str = ""
     """Why it is about them, where errors had to be compared for that."""
+    too: tuple[str, ...] = ()
+    """What other ranks died of that is not known to come of this."""
     unnamed: str = ""
     """What a launcher calls it where no rank is told: ``local rank 3, process 812917``."""
 

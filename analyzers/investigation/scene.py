@@ -9,8 +9,9 @@ from distdiag.analyzers.investigation.giving_up import GivingUp
 from distdiag.analyzers.investigation.incident import Absence, Circle, Incident, Miscount, Slip, Surplus, Together
 from distdiag.analyzers.investigation.issued import Issued, group_name, issued
 from distdiag.analyzers.investigation.lives import SECOND_NS, End, Life
+from distdiag.analyzers.investigation.paths import location
 from distdiag.analyzers.investigation.queues import Halted
-from distdiag.analyzers.investigation.rows import records
+from distdiag.analyzers.investigation.rows import by_rank, records
 from distdiag.analyzers.investigation.waitfor import Wait, WaitKind, behind
 from distdiag.run import Run
 
@@ -90,8 +91,16 @@ class Scene:
 
     def sites_of(self, waits: Iterable[Wait]) -> dict[int, str]:
         """Return the line at which each blocked rank is."""
-        calls = {rank: call for wait in waits for rank, call in self.calls_in(wait).items()}
-        return {rank: call.site for rank, call in calls.items() if call.site is not None}
+        sites: dict[int, str] = {}
+        for wait in waits:
+            if wait.kind is WaitKind.CREATION:
+                begun = self.run.phases[(self.run.phases["phase"] == wait.group) & self.run.phases["path"].notna()]
+                paths = by_rank(begun[begun["rank"].isin(wait.waiters)].groupby("rank")["path"].last())
+                found = {rank: self.run.paths.get(path, ())[-1:] for rank, path in paths.items()}
+                sites |= {rank: location(*frames) for rank, frames in found.items() if frames}
+            else:
+                sites |= {rank: call.site for rank, call in self.calls_in(wait).items() if call.site is not None}
+        return sites
 
     def group(self, wait: Wait) -> str:
         """Return the name under which people know the group."""

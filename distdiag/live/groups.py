@@ -143,14 +143,15 @@ class Groups:
         self.links = Links()
         self.replicas = LiveReplicas()
 
-    def learn(self, rank: int, record: events.Group) -> None:
-        """Take a member's record of a group; damaged ones are left out."""
+    def learn(self, rank: int, record: events.Group) -> bool:
+        """Take a member's record of a group, and return whether the group is new; damaged ones are left out."""
         try:
             members = record.members()
         except ValueError:
-            return
+            return False
         made = self._made.setdefault((rank, record.group, members), [])
-        if record.time_ns not in made:
+        new = record.time_ns not in made
+        if new:
             made.append(record.time_ns)
         key = record.group, members, made.index(record.time_ns)
         group = self.all.get(key)
@@ -159,6 +160,7 @@ class Groups:
         if record.sequence != group.start:
             group.unlike.add(rank)
         self._of[rank, record.group] = group
+        return new
 
     def of(self, rank: int, name: str) -> GroupState | None:
         """Return the group that a rank means by a name."""

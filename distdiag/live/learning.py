@@ -10,6 +10,7 @@ MEMORY_EVERY_NS = 2_000_000_000
 """A trend of memory needs no more samples than that."""
 KEPT_APART_NS = 50_000_000
 """Steps that follow one another faster are not all kept."""
+SUMS = ("all_reduce", "all_reduce_coalesced")
 POLLED = "poll"
 """The clock of an end that nobody waited for."""
 ORDERLY = frozenset({"SystemExit", "KeyboardInterrupt"})
@@ -124,11 +125,24 @@ def _take_step(state: RankState, step: events.Step) -> None:
         state.started = True
     for key, sums in step.rollups.items():
         _add(state, key.rpartition("/")[0], sums)
+    for replicas in state.groups.replicas.first_of(state.rank):
+        replicas.end_step(step.step, _summed_bytes(state, step, replicas.members))
     if step.facts:
         state.facts.update(step.facts)
         tokens = step.facts.get("tokens")
         if isinstance(tokens, int | float):
             state.tokens.append((state.progress_ns, float(tokens)))
+
+
+def _summed_bytes(state: RankState, step: events.Step, members: tuple[int, ...]) -> int:
+    """Return the bytes that were summed over all of some ranks in a step."""
+    total = 0
+    for key, sums in step.rollups.items():
+        name, _, op = key.rpartition("/")
+        group = state.groups.of(state.rank, name)
+        if op in SUMS and group is not None and group.members == members:
+            total += sums.get("bytes", 0)
+    return total
 
 
 def _thinning(duration_ns: int) -> int:
@@ -164,7 +178,11 @@ def _take_phase(state: RankState, phase: events.Phase) -> None:
     state.started = True
     if phase.edge == "begin":
         state.phases[phase.number] = OpenPhase(phase.phase, phase.time_ns)
+        if phase.address is not None:
+            state.joining = phase
         return
+    if state.joining is not None and state.joining.number == phase.number:
+        state.joining = None
     begun = state.phases.pop(phase.number, None)
     if begun is not None:
         _note_length(state, begun.name, phase.time_ns - begun.begun_ns)
@@ -248,7 +266,8 @@ def _take_signature(state: RankState, signature: events.Signature) -> None:
 
 
 def _take_group(state: RankState, group: events.Group) -> None:
-    state.groups.learn(state.rank, group)
+    if state.groups.learn(state.rank, group):
+        state.sequences.pop(group.group, None)
 
 
 def _note_length(state: RankState, name: str, length_ns: int) -> None:

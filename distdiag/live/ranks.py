@@ -59,7 +59,7 @@ class RankState:
     __slots__ = (
         "activity", "activity_since_ns", "arrived", "attempt", "batch_since_ns", "busy_ns", "busy_until_ns", "cpu_at",
         "cpu_share", "died", "ended", "facts", "failed_call", "found_left", "groups", "header", "held_since_ns",
-        "kinds", "last_call", "last_ns", "limit_seconds", "longest_ns", "memory", "open_calls", "path", "paths",
+        "joining", "kinds", "last_call", "last_ns", "limit_seconds", "longest_ns", "memory", "open_calls", "path", "paths",
         "phase", "phases", "progress_ns", "pulse_calls", "raised", "rank", "sequences", "signatures", "spent", "stack",
         "started", "step", "steps", "steps_seen", "tokens", "waiting",
     )  # fmt: skip
@@ -89,6 +89,8 @@ class RankState:
         """Of a processor, between its last two pulses."""
         self.waiting: list[int] = []
         self.phases: dict[int, OpenPhase] = {}
+        self.joining: events.Phase | None = None
+        """Where it went to meet the others, while it waits there."""
         self.longest_ns: dict[str, int] = {}
         """Longest that a phase or activity of this name took so far."""
         self.batch_since_ns: int | None = None

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distdiag import events
@@ -10,6 +11,13 @@ from distdiag.replicas import Check, Disagreement, compared
 
 STEPS_KEPT = 64
 """Steps of which the checks of some members are still to come."""
+OWN_STEPS = 32
+"""Replicas whose gradients stay apart may be averaged now and then: for so many steps after they were first seen to
+differ, nothing is said of them."""
+AVERAGES = 2
+"""As often their parameters are averaged where that is a habit."""
+OF_THE_PARAMETERS = (0.5, 2.0)
+"""Bytes that averaging them may carry, beside the gradients': in a smaller or in a larger type."""
 COMPARED = frozenset({"DistributedDataParallel", BY_HAND})
 """Whose members hold whole replicas; other wrappers shard them."""
 
@@ -34,8 +42,8 @@ class Desync:
 class _Replicas:
     """The replicas of one wrapper, or those whose gradients the script averages by itself."""
 
-    def __init__(self, wrapper: int, members: tuple[int, ...], *, by_hand: bool) -> None:
-        self.wrapper, self.members, self.by_hand = wrapper, members, by_hand
+    def __init__(self, wrapper: int, members: tuple[int, ...], size_bytes: int, *, by_hand: bool) -> None:
+        self.wrapper, self.members, self.size_bytes, self.by_hand = wrapper, members, size_bytes, by_hand
         self.desync: Desync | None = None
         self._names: tuple[str, ...] | None = None
         self._named_alike = True
@@ -43,6 +51,9 @@ class _Replicas:
         self._gradients: dict[int, set[int | None]] = {}
         """Checksums of the averaged gradients, by step: those of replicas are the same."""
         self._equal_steps: deque[int] = deque(maxlen=STEPS_KEPT)
+        self._apart_at: int | None = None
+        """The newest step whose gradients stayed apart."""
+        self._newest = self._averaged = 0
 
     def learn(self, names: tuple[str, ...]) -> None:
         """Take the names of one member's parameters."""
@@ -51,10 +62,29 @@ class _Replicas:
 
     def told(self) -> Desync | None:
         """Return how they are not equal, with what was known before: logs of ranks are read one after the other."""
-        if self.desync is None or (self.by_hand and not self._named_alike):
+        if self.desync is None or (self.by_hand and not self._named_alike) or self._may_be_meant():
             return None
         before = max((step for step in self._equal_steps if step < self.desync.step), default=None)
         return dataclasses.replace(self.desync, equal_step=before)
+
+    def _may_be_meant(self) -> bool:
+        """Return whether ranks make steps of their own between averages of their parameters, or may yet do so."""
+        if self.desync is None or self._apart_at is None:
+            return False
+        habit = AVERAGES <= self._averaged < self._newest
+        return habit or self._newest - self.desync.step < OWN_STEPS
+
+    def keep_apart(self, step: int) -> None:
+        """Take it that an optimizer's step used the gradients of one member alone."""
+        self._apart_at = step
+
+    def end_step(self, step: int, summed_bytes: int) -> None:
+        """Take a step of the first member, with what was summed over all of them."""
+        self._newest = step
+        least, most = OF_THE_PARAMETERS
+        self._averaged += (
+            step == self._apart_at and 0 < least * self.size_bytes <= summed_bytes <= most * self.size_bytes
+        )
 
     def note(self, rank: int, step: int, check: Check, gradients: int | None) -> None:
         """Take the check of one member."""
@@ -95,6 +125,7 @@ class LiveReplicas:
         self._of: dict[tuple[int, int], _Replicas] = {}
         """By rank and number of the wrapper."""
         self._all: dict[tuple[int, str, tuple[int, ...]], _Replicas] = {}
+        self._firsts: dict[int, list[_Replicas]] = {}
         self._spoiled: dict[int, int] = {}
         """First step of a rank in which something was not finite: such values have many forms."""
 
@@ -105,7 +136,9 @@ class LiveReplicas:
         key = record.wrapper, record.group, members
         known = self._all.get(key)
         if known is None:
-            known = self._all[key] = _Replicas(record.wrapper, members, by_hand=record.name == BY_HAND)
+            by_hand = record.name == BY_HAND
+            known = self._all[key] = _Replicas(record.wrapper, members, record.size_bytes, by_hand=by_hand)
+            self._firsts.setdefault(members[0], []).append(known)
         known.learn(tuple(record.parameters))
         self._of[rank, record.wrapper] = known
 
@@ -114,8 +147,14 @@ class LiveReplicas:
         if record.nonfinite:
             self._spoiled[rank] = min(record.step, self._spoiled.get(rank, record.step))
         replicas = self._of.get((rank, record.wrapper or 0))
+        if replicas is not None and record.unsynchronised is not None:
+            replicas.keep_apart(record.step)
         if replicas is not None and record.checksum is not None:
             replicas.note(rank, record.step, Check(record.checksum, record.digests), record.gradients)
+
+    def first_of(self, rank: int) -> Sequence[_Replicas]:
+        """Return the replicas whose first member a rank is."""
+        return self._firsts.get(rank, ())
 
     def desyncs(self) -> list[Desync]:
         """Return what is not equal and was before anything was not finite, the earliest first."""

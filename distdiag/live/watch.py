@@ -7,6 +7,7 @@ from pathlib import Path
 from distdiag.live.alarms import Alarms, Change, Condition
 from distdiag.live.deaths import deaths
 from distdiag.live.job import Job
+from distdiag.live.joining import unmet
 from distdiag.live.signs import divergences, memory_trends, non_finite, replica_desyncs, slow_checkpoints
 from distdiag.live.slowness import own_times, stragglers
 from distdiag.live.standstill import HALT, standstill
@@ -71,7 +72,7 @@ class Watch:
         if job.left:
             return  # what ends nobody watched; that is no news now
         if not dead:
-            yield from standstill(job)
+            yield from list(unmet(job)) or standstill(job)
         yield from divergences(job)
         yield from non_finite(job)
         yield from replica_desyncs(job)

@@ -47,8 +47,12 @@ def test_what_the_odd_rank_caught_before_it_left_a_call_out_is_said(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("caught", "thread", "early"),
-    [((0, 1, 2), "MainThread", False), ((0, 2), "MainThread", False), ((1,), "uploader", False)]
-    + [((1,), "MainThread", True)],
+    [
+        ((0, 1, 2), "MainThread", False),
+        ((0, 2), "MainThread", False),
+        ((1,), "uploader", False),
+        ((1,), "MainThread", True),
+    ],
 )
 def test_what_others_caught_too_or_elsewhere_or_long_before_is_not(
     tmp_path: Path, caught: tuple[int, ...], thread: str, early: bool

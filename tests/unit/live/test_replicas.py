@@ -167,3 +167,50 @@ def test_replicas_averaged_by_hand_are_compared_only_where_all_were_checked(tmp_
     watched.logs[2].records.pop()
 
     assert raised(watched.look_twice()) == []
+
+
+# ---- steps of its own -------------------------------------------------------------------------------------------------
+MODEL_BYTES = 400
+
+
+def apart(tmp_path: Path, steps: int, *, every: int | None, in_each: int = 0) -> list[Alarm]:
+    """Replicas go apart from step 1 on, and are averaged in each ``every``th step."""
+    watched = Watched(tmp_path, world_size=3)
+    for log in watched.logs:
+        log.add(
+            events.Wrapper(
+                wrapper=1,
+                name="DistributedDataParallel",
+                group=WORLD,
+                time_ns=log.now_ns,
+                parameters=NAMES,
+                size_bytes=MODEL_BYTES,
+            )
+        )
+    for step in range(steps):
+        averaged = every is not None and step % every == every - 1
+        for log in watched.logs:
+            check(log, FLIPPED if log.rank == 1 and step else EQUAL, unsynchronised="bypassed")
+            size = MODEL_BYTES * averaged + in_each
+            log.end_step(seconds=0.1)
+            ended = log.records[-1]
+            assert isinstance(ended, events.Step)
+            ended.rollups = {"0/all_reduce": {"calls": 1, "bytes": size, "duration_ns": 1}} if size else {}
+            log.pulse("train.py:12 main")
+        watched.seconds += 0.1
+    return raised(watched.look_twice())
+
+
+@pytest.mark.parametrize(("steps", "every"), [(24, 8), (80, 20), (60, 6), (20, None)])
+def test_ranks_that_make_steps_of_their_own_between_averages_are_no_alarm(
+    tmp_path: Path, steps: int, every: int | None
+) -> None:
+    assert apart(tmp_path, steps, every=every) == []
+
+
+@pytest.mark.parametrize("in_each", [0, MODEL_BYTES])
+def test_gradients_that_nobody_averages_are_an_alarm_in_the_end(tmp_path: Path, in_each: int) -> None:
+    """Those of one pass may be averaged in each step, which the last pass then spoils."""
+    (alarm,) = apart(tmp_path, 60, every=None, in_each=in_each)
+
+    assert (alarm.kind, alarm.condition.ranks) == (Kind.REPLICA_DESYNC, (1,))
