@@ -5,7 +5,7 @@ causes. Only where there is none of them does the wait-for graph speak: it says 
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd

@@ -59,9 +59,9 @@ class RankState:
     __slots__ = (
         "activity", "activity_since_ns", "arrived", "attempt", "batch_since_ns", "busy_ns", "busy_until_ns", "cpu_at",
         "cpu_share", "died", "ended", "facts", "failed_call", "found_left", "groups", "header", "held_since_ns",
-        "joining", "kinds", "last_call", "last_ns", "limit_seconds", "longest_ns", "memory", "open_calls", "path", "paths",
-        "phase", "phases", "progress_ns", "pulse_calls", "raised", "rank", "sequences", "signatures", "spent", "stack",
-        "started", "step", "steps", "steps_seen", "tokens", "waiting",
+        "joining", "kinds", "last_call", "last_ns", "limit_seconds", "longest_ns", "memory", "open_calls", "path",
+        "paths", "phase", "phases", "progress_ns", "pulse_calls", "raised", "rank", "sequences", "signatures",
+        "spent", "stack", "started", "step", "steps", "steps_seen", "tokens", "waiting",
     )  # fmt: skip
 
     def __init__(self, rank: int, header: events.Header, groups: Groups) -> None:

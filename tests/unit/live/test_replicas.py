@@ -169,7 +169,7 @@ def test_replicas_averaged_by_hand_are_compared_only_where_all_were_checked(tmp_
     assert raised(watched.look_twice()) == []
 
 
-# ---- steps of its own -------------------------------------------------------------------------------------------------
+# ---- steps of its own ----------------------------------------------------------------------------------------------
 MODEL_BYTES = 400
 
 
