@@ -89,10 +89,27 @@ def _both_know(d: Divergence, *, others: Progress, odd: Progress) -> Kind:
     if odd.forwards == others.forwards:
         return Kind.LEFT_OUT if _jumped_ahead(d) else _sooner_round(d)
     if odd.forwards < others.forwards:
-        return Kind.EXTRA  # it repeats something in a pass that the others have left
+        # Else it repeats something in a pass that the others have left.
+        return Kind.LEFT_OUT if _left_its_loop(d) else Kind.EXTRA
     if others.unfinished or _in_every_pass(d.reference, d.where.reference) or _is_a_pass_ahead(odd, others):
         return Kind.LEFT_OUT  # it began another pass without a call that belongs to each
     return Kind.EXTRA if others.ran_out else Kind.INSTEAD
+
+
+def _left_its_loop(d: Divergence) -> bool:
+    """Return whether the odd ranks' call comes after fewer passes than always before, of those that it comes after."""
+    if not (d.stream.labels and d.reference.labels):
+        return False
+    made = d.stream.tokens[d.where.odd]
+    usual, mine = _rounds(d.reference, made, d.where.reference), _rounds(d.stream, made, d.where.odd + 1)
+    return len(set(usual)) == 1 and 0 < mine[-1] < usual[0]
+
+
+def _rounds(stream: Stream, token: Token, until: int) -> list[int]:
+    """Return how many passes went before each call like one, since the one before it."""
+    labelled = zip(stream.tokens[:until], stream.labels[:until], strict=True)
+    at = [0, *(label[-1] for each, label in labelled if each == token)]
+    return [later - earlier for earlier, later in pairwise(at)]
 
 
 def _jumped_ahead(d: Divergence) -> bool:

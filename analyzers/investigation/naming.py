@@ -145,7 +145,8 @@ def _by_loop(d: Divergence, kind: Kind, labels: Labels) -> Named | None:
     if not d.decided or d.expected is None or d.made is None:
         return None
     others, odd = labels.at(d.expected), labels.at(d.made)
-    batches = (f"batches taken: {odd.batches} against {others.batches}",)
+    taken = odd.batches or others.batches
+    batches = (f"batches taken: {odd.batches} against {others.batches}",) if taken else ()
     forwards = (f"forwards begun: {odd.forwards} against {others.forwards}",)
     if kind is not Kind.LEFT_OUT:
         return Named(name=Name.SEQUENCE, kind=kind, reasons=forwards) if odd.forwards != others.forwards else None
