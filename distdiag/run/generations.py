@@ -23,11 +23,11 @@ def told_apart(calls: pd.DataFrame, groups: pd.DataFrame) -> pd.DataFrame:
     again = made.duplicated(["rank", "group", "number"])
     if not again.any():
         return calls
-    keys: dict[str, pd.DataFrame] = {}
-    for (name, _), rows in made.merge(made.loc[again, ["group", "number"]].drop_duplicates()).groupby(
-        ["group", "number"], sort=False
-    ):
-        keys[group_key(name, rows["ranks"].iloc[0])] = rows
+    concerned = made.merge(made.loc[again, ["group", "number"]].drop_duplicates())
+    keys = {
+        group_key(str(rows["group"].iloc[0]), rows["ranks"].iloc[0]): rows
+        for _, rows in concerned.groupby(["group", "number"])
+    }
     ranks, starts = calls["rank"].to_numpy(), calls["start_ns"].to_numpy()
     categorical: Any = calls["group_key"].cat
     codes, names = categorical.codes.to_numpy().copy(), list(categorical.categories)
@@ -35,7 +35,7 @@ def told_apart(calls: pd.DataFrame, groups: pd.DataFrame) -> pd.DataFrame:
         mine = np.flatnonzero(codes == names.index(key)) if key in names else np.zeros(0, dtype=np.int64)
         if not _begins_anew(calls.iloc[mine]):
             continue
-        times = {int(rank): np.sort(each.to_numpy()) for rank, each in rows.groupby("rank")["time_ns"]}
+        times = {int(str(rank)): np.sort(each.to_numpy()) for rank, each in rows.groupby("rank")["time_ns"]}
         most = max(map(len, times.values()))
         for rank, moments in times.items():
             of_rank = mine[slice(*np.searchsorted(ranks[mine], [rank, rank + 1]))]
