@@ -2,23 +2,11 @@
 
 from collections.abc import Iterable
 
-from distdiag import events
+from distdiag.wording import fold as fold  # for the sentences of findings
+from distdiag.wording import named as named
 
 SECOND_NS = 1_000_000_000
 LONGEST_MESSAGE = 160
-
-
-def fold(ranks: Iterable[int]) -> str:
-    """Return ranks as ``0-2,5``."""
-    return events.folded(sorted(set(ranks)))
-
-
-def named(ranks: Iterable[int]) -> str:
-    """Return ``rank 3`` or ``ranks 0-2,5``; ``no rank`` when there is none."""
-    ordered = sorted(set(ranks))
-    if not ordered:
-        return "no rank"
-    return f"rank {ordered[0]}" if len(ordered) == 1 else f"ranks {fold(ordered)}"
 
 
 def verb(ranks: Iterable[int], one: str, many: str) -> str:

@@ -33,7 +33,7 @@ def command(logs: Path, ask: str, value: str | None, ranks: str | None, wait: fl
     """
     from distdiag.live.job import Job
     from distdiag.live.tailing import Follower
-    from distdiag.live.wording import named
+    from distdiag.wording import named
 
     request = _request(ask, value, ranks)
     follower, job = Follower(logs), Job()

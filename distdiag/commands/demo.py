@@ -16,7 +16,7 @@ from distdiag.commands.analyze import analyze
 from distdiag.commands.scenarios import SCENARIOS, source
 from distdiag.errors import DistdiagError
 from distdiag.reporters import REPORTERS
-from distdiag.reporters.words import name_ranks
+from distdiag.wording import named
 
 RANKS = 4
 CAP_SECONDS = 20.0
@@ -79,7 +79,7 @@ def _progress(directory: Path, out: TextIO) -> Callable[[float, list[int | None]
             step = _last_step(directory, rank)
             training |= step is not None
             alike.setdefault(("starting" if step is None else f"step {step}") + _ending(code), []).append(rank)
-        states = "   ".join(f"{name_ranks(ranks)}: {state}" for state, ranks in alike.items())
+        states = "   ".join(f"{named(ranks)}: {state}" for state, ranks in alike.items())
         line = f"{elapsed_seconds:5.1f} s   {states}"
         out.write(f"\r\x1b[K{line}" if out.isatty() else f"{line}\n")
         out.flush()

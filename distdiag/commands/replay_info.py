@@ -9,6 +9,7 @@ import click
 
 from distdiag.commands import _options
 from distdiag.errors import DistdiagError
+from distdiag.wording import named
 
 SCHEMA = "distdiag.replay/1"
 
@@ -37,7 +38,7 @@ def command(step: int, logs: Path, ranks: tuple[int, ...], form: str) -> int:
     if ranks:
         replay = dataclasses.replace(replay, ranks=tuple(each for each in replay.ranks if each.rank in ranks))
     if not replay.ranks:
-        raise DistdiagError(f"nothing is known of step {step} on {_named(ranks)}", "leave --rank out to see who is")
+        raise DistdiagError(f"nothing is known of step {step} on {named(ranks)}", "leave --rank out to see who is")
     told = {"schema": SCHEMA, **dataclasses.asdict(replay)}
     if form == "json":
         json.dump(told, sys.stdout, indent=2)
@@ -45,7 +46,3 @@ def command(step: int, logs: Path, ranks: tuple[int, ...], form: str) -> int:
     else:
         _terminal.write(replay_lines(told), sys.stdout)
     return 0
-
-
-def _named(ranks: tuple[int, ...]) -> str:
-    return "rank " + ", ".join(map(str, ranks))

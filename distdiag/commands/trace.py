@@ -33,7 +33,7 @@ def command(logs: Path, output: Path, steps: str | None, ranks: str | None) -> i
     from distdiag.analyzers import diagnose  # pandas and duckdb: not for --help
     from distdiag.importers import load
     from distdiag.reporters import timeline
-    from distdiag.reporters.words import fold
+    from distdiag.wording import fold
 
     run = load(logs)
     absent = (wanted or frozenset()) - set(run.ranks)

@@ -8,7 +8,8 @@ from distdiag.live.alarms import Condition, Kind
 from distdiag.live.job import Job
 from distdiag.live.ranks import RankState
 from distdiag.live.standstill import CONFIRM_SECONDS, HALT, awaited_in, place_of
-from distdiag.live.wording import lasting, named
+from distdiag.live.wording import lasting
+from distdiag.wording import named
 
 Name = TypeVar("Name", int, str)
 

@@ -14,7 +14,8 @@ from distdiag.live.slowness import OwnTime, stragglers
 from distdiag.live.snapshot import GroupRow, Snapshot
 from distdiag.live.standstill import CONFIRM_SECONDS, HALT, START_SECONDS
 from distdiag.live.verdicts import Investigator
-from distdiag.live.wording import lasting, named
+from distdiag.live.wording import lasting
+from distdiag.wording import named
 
 SILENT_SECONDS = 10.0
 """An agent writes once a second; its host, or it, is gone when nothing comes for so long."""

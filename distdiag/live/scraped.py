@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from distdiag.errors import DistdiagError
 from distdiag.live.alarms import Alarms, Change, Condition, Kind
 from distdiag.live.snapshot import RankRow, Snapshot
-from distdiag.live.wording import named
+from distdiag.wording import named
 
 PREFIX = "distdiag_"
 OF_RANKS = {

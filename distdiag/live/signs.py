@@ -7,8 +7,9 @@ from distdiag.live.alarms import Condition, Kind
 from distdiag.live.job import Job
 from distdiag.live.ranks import MemorySample, RankState
 from distdiag.live.standstill import CONFIRM_SECONDS
-from distdiag.live.wording import lasting, named
+from distdiag.live.wording import lasting
 from distdiag.replicas import name_of
+from distdiag.wording import named
 
 NO_NUMBERS = frozenset({"nan", "inf", "-inf"})
 SAVING = ("checkpoint", "ckpt", "save", "saving")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from distdiag.live.alarms import Condition, Kind
 from distdiag.live.job import Job
 from distdiag.live.ranks import RankState, StepTimes
-from distdiag.live.wording import named
+from distdiag.wording import named
 
 WINDOW_SECONDS = 20.0
 """A rank that is slow all that time is slow by itself; both halves have to show it."""

@@ -12,7 +12,8 @@ from distdiag.live.ranks import RankState
 from distdiag.live.slowness import Waiting, waiting_of
 from distdiag.live.standstill import doing_of, limit_of
 from distdiag.live.watch import Watch
-from distdiag.live.wording import lasting, named
+from distdiag.live.wording import lasting
+from distdiag.wording import named
 
 STRIP_STEPS = 48
 """Newest steps of which the times are shown."""

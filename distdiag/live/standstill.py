@@ -7,7 +7,8 @@ from distdiag.live.alarms import Condition, Kind
 from distdiag.live.job import Job
 from distdiag.live.links import cut_off
 from distdiag.live.ranks import JOINING, RankState
-from distdiag.live.wording import lasting, named, saying, short
+from distdiag.live.wording import lasting, saying
+from distdiag.wording import basename, named
 
 HALT = "halt"
 """The incident of a job that does not go on; whoever died is part of it."""
@@ -126,7 +127,7 @@ def place_of(job: Job, state: RankState) -> str:
     if state.ended:
         return doing_of(state)
     at = state.place()
-    doing = doing_of(state) + (f" ({short(at)})" if at else "")
+    doing = doing_of(state) + (f" ({basename(at)})" if at else "")
     silence = job.silence(state)
     if not silence:
         return doing

@@ -2,14 +2,7 @@
 
 from collections.abc import Iterable
 
-from distdiag import events
-
-
-def named(ranks: Iterable[int]) -> str:
-    """Write ``rank 5`` or ``ranks 0-2,5``."""
-    wanted = sorted(set(ranks))
-    return f"rank{'' if len(wanted) == 1 else 's'} {events.folded(wanted)}"
-
+from distdiag.wording import named
 
 _PLURAL = {"waits": "wait", "is": "are", "gives": "give", "has": "have"}
 
@@ -28,9 +21,3 @@ def lasting(seconds: float) -> str:
     if seconds < 300:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 3 * 3600 else f"{seconds / 3600:.1f} h"
-
-
-def short(place: str) -> str:
-    """Write ``/long/path/train.py:12 main`` as ``train.py:12 main``."""
-    path, colon, rest = place.partition(":")
-    return f"{path.rsplit('/', 1)[-1]}{colon}{rest}"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from distdiag.reporters.words import name_ranks
+from distdiag.wording import named
 
 Figure = dict[str, Any]
 ROW_PIXELS, AROUND_PIXELS, MOST_PIXELS = 26, 160, 900
@@ -26,7 +26,7 @@ def bubble_figure(pipeline: Mapping[str, Any] | None, *, busy: str, idle: str, l
             "name": name,
             "x": [round(100 * share, 2) for share in values],
             "y": [f"stage {each['stage']}" for each in stages],
-            "customdata": [name_ranks(each["ranks"]) for each in stages],
+            "customdata": [named(each["ranks"]) for each in stages],
             "marker": {"color": colour},
             "hovertemplate": f"%{{y}}, %{{customdata}}: {name} %{{x:.1f}} %<extra></extra>",
         }

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from distdiag import wording
 from distdiag.reporters import words
 from distdiag.reporters._lines import BLANK, Line, hang_all, table
 
@@ -58,7 +59,7 @@ def pipeline_lines(told: Mapping[str, Any] | None, width: int) -> list[Line]:
             words.duration(each["busy_seconds"]),
             words.duration(each["idle_seconds"]),
             f"{_percent(each['bubble'])}",
-            words.fold(each["ranks"]),
+            wording.fold(each["ranks"]),
         )
         for each in stages
     ]

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from distdiag import wording
 from distdiag.reporters import words
 from distdiag.reporters._lines import Line, Span, table, wrap
 
@@ -80,7 +81,7 @@ def _reasons(profiles: Iterable[Mapping[str, Any]]) -> list[str]:
                 what = "no shares" if name == "idle_pct" else "no overlap"
                 ranks.setdefault(f"{what}: {reason}", set()).add(row["rank"])
                 break
-    return [f"{words.name_ranks(of)}: {reason}" for reason, of in ranks.items()]
+    return [f"{wording.named(of)}: {reason}" for reason, of in ranks.items()]
 
 
 def _notes(profiles: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -90,7 +91,7 @@ def _notes(profiles: Iterable[Mapping[str, Any]]) -> list[str]:
         for note in row["notes"]:
             if note not in row["unknown"].values():
                 ranks.setdefault(note, set()).add(row["rank"])
-    return [f"{words.name_ranks(of)}: {note}" for note, of in list(ranks.items())[:MOST_NOTES]]
+    return [f"{wording.named(of)}: {note}" for note, of in list(ranks.items())[:MOST_NOTES]]
 
 
 def _last(profiles: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -103,7 +104,7 @@ def _last(profiles: Iterable[Mapping[str, Any]]) -> list[str]:
     caused = waiting["waits_caused_us"]
     if waiting["came_last_pct"] < NOTABLE_PCT or caused < NOTABLE_SHARE * row["window_us"]:
         return []
-    others = words.name_ranks(rank for rank in waiting["ranks"] if rank != row["rank"])
+    others = wording.named(rank for rank in waiting["ranks"] if rank != row["rank"])
     return [
         f"rank {row['rank']} came last in {waiting['came_last_pct']:.0f} % of {waiting['collectives']} collectives; "
         f"{others} waited {words.duration(caused / 1e6)} for it"

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from distdiag import wording
 from distdiag.findings import StackBranch
-from distdiag.reporters import words
 from distdiag.reporters._lines import Line, Span, wrap
 
 MAIN = "MainThread"
@@ -20,7 +20,7 @@ def stack_lines(branches: Sequence[StackBranch], width: int, most: int = MOST_LI
         name = "the main thread" if thread == MAIN else f"thread {thread}"
         lines.append((Span(f"Stacks of {name}", "bold"),))
         runs = list(_runs([branch for branch in branches if branch.thread == thread]))
-        column = INDENT + max(len(words.fold(run[0].ranks)) + INDENT * depth for depth, run in runs) + INDENT
+        column = INDENT + max(len(wording.fold(run[0].ranks)) + INDENT * depth for depth, run in runs) + INDENT
         for depth, run in runs[:most]:
             lines += _run_lines(depth, run, column, width)
         if len(runs) > most:
@@ -48,7 +48,7 @@ def _runs(branches: Sequence[StackBranch]) -> Iterator[tuple[int, list[StackBran
 
 
 def _run_lines(depth: int, run: Sequence[StackBranch], column: int, width: int) -> Iterator[Line]:
-    ranks = " " * (INDENT + INDENT * depth) + words.fold(run[0].ranks)
+    ranks = " " * (INDENT + INDENT * depth) + wording.fold(run[0].ranks)
     text = SEPARATOR.join(map(_frame, run))
     first, *rest = wrap(text, width - column)
     yield (Span(f"{ranks:<{column}}"), Span(first))
@@ -58,5 +58,5 @@ def _run_lines(depth: int, run: Sequence[StackBranch], column: int, width: int) 
 
 def _frame(branch: StackBranch) -> str:
     lines = ",".join(map(str, branch.lines[:3])) + ("…" if len(branch.lines) > 3 else "")
-    name = words.basename(branch.file)
+    name = wording.basename(branch.file)
     return f"{branch.function} ({name}:{lines})" if any(branch.lines) else f"{branch.function} ({name})"

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from distdiag.findings import Arrow, Report
 from distdiag.reporters._chart import CULPRIT, MOST_ROW_PIXELS, VICTIM, Chart, Figure
-from distdiag.reporters.words import fold
+from distdiag.wording import fold
 
 MOST_CLASSES = 40
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from distdiag.reporters import words
 from distdiag.reporters._lines import BLANK, GAP, Line, Span, hang_all, table, wrap
+from distdiag.wording import fold
 
 LABEL = 15
 MOST_FIXES = 6
@@ -56,7 +57,7 @@ def _fixes(told: Mapping[str, Any], width: int) -> list[Line]:
     if not fixes:
         return []
     rows = [("at its usual pace", "a step takes", "gain", "ranks")]
-    rows += [(fix["what"], _time(fix["step_seconds"]), f"{fix['gain']:.1%}", words.fold(fix["ranks"])) for fix in fixes]
+    rows += [(fix["what"], _time(fix["step_seconds"]), f"{fix['gain']:.1%}", fold(fix["ranks"])) for fix in fixes]
     return [BLANK, *table(rows, indent=INDENT, width=width, styles=["dim", *("" for _ in fixes)])]
 
 

@@ -8,6 +8,7 @@ from typing import TextIO
 
 import msgspec
 
+from distdiag import wording
 from distdiag.errors import DistdiagError
 from distdiag.findings import Finding, Position, Report
 from distdiag.reporters import words
@@ -98,7 +99,7 @@ def _places(report: Report) -> Iterator[str]:
     for (is_culprit, step, phase, where, doing), same in list(alike.items())[:MOST_PLACES]:
         since = [each.since_seconds for each in same if each.since_seconds is not None]
         cells = (
-            words.fold(each.rank for each in same),
+            wording.fold(each.rank for each in same),
             "" if step is None else step,
             phase,
             where,
@@ -148,7 +149,7 @@ def _lists(finding: Finding) -> str:
         ranks: dict[str, list[int]] = {}
         for rank, site in finding.sites.items():
             ranks.setdefault(site, []).append(rank)
-        sites = "".join(f"<li><code>{_text(site)}</code> {words.fold(at)}</li>" for site, at in ranks.items())
+        sites = "".join(f"<li><code>{_text(site)}</code> {wording.fold(at)}</li>" for site, at in ranks.items())
         told += f"<h3>Where</h3><ul>{sites}</ul>"
     return told
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from distdiag.live.snapshot import RankDetail, RankRow, Snapshot
 from distdiag.reporters._lines import BLANK, Line, Span, shorten, table, wrap
-from distdiag.reporters.words import basename, duration, name_ranks
+from distdiag.reporters.words import duration
+from distdiag.wording import basename, named
 
 MANY_RANKS = 64
 """More are folded by node, unless somebody wants to see each."""
@@ -206,7 +207,7 @@ def _groups(snapshot: Snapshot, width: int) -> list[Line]:
             text += f", calls differ since {row.parted_at}"
         elif row.behind:
             most = max(row.behind.values())
-            text += f", {name_ranks(row.behind)} up to {most} behind"
+            text += f", {named(row.behind)} up to {most} behind"
         lines.append((Span("groups  " if not lines else " " * 8, "bold"), Span(shorten(text, max(width - 8, 20)))))
     if len(troubled) > GROUP_ROWS:
         lines.append((Span(f"        and {len(troubled) - GROUP_ROWS} more", "dim"),))

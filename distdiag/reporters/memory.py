@@ -5,13 +5,14 @@ import json
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from distdiag import wording
 from distdiag.memory_estimate.answer import Answer
 from distdiag.memory_estimate.changes import Change
 from distdiag.memory_estimate.estimate import StageEstimate
 from distdiag.memory_estimate.formulas import count
 from distdiag.memory_estimate.questions import gib
 from distdiag.memory_estimate.recorded import Comparison, Recorded
-from distdiag.reporters import _terminal, words
+from distdiag.reporters import _terminal
 from distdiag.reporters._lines import BLANK, Line, Span, hang, hang_all, table, wrap
 
 SCHEMA = "distdiag.memory/1"
@@ -121,7 +122,7 @@ def _recorded_row(same: Sequence[Recorded]) -> tuple[str, str, str, str, str, st
     worst = max(same, key=lambda each: abs(each.unexplained_bytes))
     recorded = gib(most) if gib(least) == gib(most) else f"{gib(least)} to {gib(most)}"
     rest = f"{'-' if worst.unexplained_bytes < 0 else ''}{gib(abs(worst.unexplained_bytes))}"
-    ranks = words.fold(each.rank for each in same)
+    ranks = wording.fold(each.rank for each in same)
     beside = f" (rank {worst.rank})" if len(same) > 1 else ""
     return (ranks, worst.phase, worst.measure, recorded, gib(worst.estimated_bytes), rest + beside)
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TextIO
 
+from distdiag import wording
 from distdiag.findings import Finding, Position, Report, Verdict
 from distdiag.reporters import _terminal, words
 from distdiag.reporters._ledger import ledger_lines
@@ -150,13 +151,13 @@ def _ranks(report: Report, width: int) -> list[Line]:
     for position in sorted(positions, key=lambda each: (each.rank not in culprits, each.rank)):
         step = "" if position.step is None else str(position.step)
         doing = GROUP.sub("", position.doing) if one_group else position.doing
-        place = (step, position.phase or "", words.basename(position.where or ""), doing)
+        place = (step, position.phase or "", wording.basename(position.where or ""), doing)
         alike.setdefault(("bold" if position.rank in culprits else "", *place), []).append(position)
     rows: list[tuple[str, ...]] = [("ranks", "step", "phase", "where it is", "doing", "since")]
-    rows += [(words.fold(each.rank for each in same), *place, _since(same)) for (_, *place), same in alike.items()]
+    rows += [(wording.fold(each.rank for each in same), *place, _since(same)) for (_, *place), same in alike.items()]
     styles = ["dim", *(style for style, *_ in alike)]
     if missing := report.data_quality.get("missing_ranks"):
-        rows.append((words.fold(missing), "", "", "", "left no log", ""))
+        rows.append((wording.fold(missing), "", "", "", "left no log", ""))
         styles.append("")
     return _table(rows, styles, width) if len(rows) > 1 else []
 
@@ -182,8 +183,8 @@ def _before(positions: Iterable[Position], width: int) -> list[Line]:
     last: dict[str, list[int]] = {}
     for position in positions:
         if position.last:
-            last.setdefault(words.basename(position.last), []).append(position.rank)
-    shown = [f"{words.name_ranks(ranks)} completed {call}" for call, ranks in sorted(last.items(), key=_first_rank)]
+            last.setdefault(wording.basename(position.last), []).append(position.rank)
+    shown = [f"{wording.named(ranks)} completed {call}" for call, ranks in sorted(last.items(), key=_first_rank)]
     return hang_all("Before that", shown[:MOST_ROWS], indent=LABEL, width=width)
 
 
@@ -199,7 +200,7 @@ def _why(verdict: Verdict, width: int) -> list[Line]:
         places.setdefault(site, []).append(rank)
     if verdict.site and verdict.site not in places:
         places = {verdict.site: list(verdict.culprits), **places}
-    sites = [f"{site}  {words.name_ranks(ranks)}" if ranks else site for site, ranks in places.items()]
+    sites = [f"{site}  {wording.named(ranks)}" if ranks else site for site, ranks in places.items()]
     sites.sort(key=lambda line: not line.startswith(f"{verdict.site} "))
     return lines + hang_all("Look at", sites[:MOST_ROWS], indent=LABEL, width=width)
 

@@ -1,9 +1,5 @@
 """How ranks, durations and verdicts are written for people."""
 
-from collections.abc import Iterable
-
-from distdiag import events
-
 HEADLINES = {
     "healthy": "HEALTHY",
     "insufficient-evidence": "CANNOT TELL",
@@ -45,17 +41,6 @@ def colour(word: str) -> str:
     return COLOURS.get(word, "bold red")
 
 
-def fold(ranks: Iterable[int]) -> str:
-    """Write ranks as ranges: ``0-2,5``."""
-    return events.folded(sorted(set(ranks)))
-
-
-def name_ranks(ranks: Iterable[int]) -> str:
-    """Write ``rank 5`` or ``ranks 0-2,5``."""
-    wanted = set(ranks)
-    return f"rank{'s' if len(wanted) != 1 else ''} {fold(wanted)}"
-
-
 def duration(seconds: float) -> str:
     """Write a duration in the unit that a person would choose."""
     if seconds < 1:
@@ -65,9 +50,3 @@ def duration(seconds: float) -> str:
     if seconds < 3 * 3600:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
-
-
-def basename(place: str) -> str:
-    """Write ``/long/path/train.py:12 main`` as ``train.py:12 main``."""
-    path, colon, rest = place.partition(":")
-    return f"{path.rsplit('/', 1)[-1]}{colon}{rest}"

@@ -9,6 +9,7 @@ from distdiag.importers._text.names import DEFAULT_GROUP
 from distdiag.importers._text.normalise import Bar
 from distdiag.importers._text.stores import INIT
 from distdiag.importers._text.tales import Act, Job, earlier
+from distdiag.wording import named
 
 LEAST_WAITING = 2
 SEVERAL_TIMES = 2
@@ -46,7 +47,7 @@ def tell_missed(job: Job) -> None:
             continue
         _wait(job, waiter, what, start_ns, moment)
         if what.subjects:
-            said = f"{_who(what)} did not bring {', '.join(what.subjects[:MOST_SUBJECTS])}"
+            said = f"{named(what.ranks)} did not bring {', '.join(what.subjects[:MOST_SUBJECTS])}"
             job.remarks.append((moment, Remark(text=said)))
         for rank in what.ranks:
             if rank < MAX_RANK:
@@ -91,12 +92,8 @@ def _wait(job: Job, rank: int, missed: Missed, start_ns: int, moment: int) -> No
 
 def _error(missed: Missed) -> str:
     if missed.broken:
-        return f"connection reset: the store in which {_who(missed)} was to leave its identifier went away"
-    return f"timeout: {_who(missed)} did not come"
-
-
-def _who(missed: Missed) -> str:
-    return ("rank " if len(missed.ranks) == 1 else "ranks ") + ", ".join(map(str, missed.ranks))
+        return f"connection reset: the store in which {named(missed.ranks)} was to leave its identifier went away"
+    return f"timeout: {named(missed.ranks)} did not come"
 
 
 def tell_silence(job: Job) -> tuple[str, ...]:
@@ -120,8 +117,7 @@ def tell_silence(job: Job) -> tuple[str, ...]:
         return ()
     for rank in silent:
         job.tale(rank).silent = True
-    listed = ", ".join(map(str, silent))
-    return (f"no error in these files is of rank {listed}: it may be elsewhere",)
+    return (f"no error in these files is of {named(silent)}: it may be elsewhere",)
 
 
 def tell_bars(job: Job, bars: Sequence[Bar]) -> None:

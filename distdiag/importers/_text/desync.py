@@ -10,6 +10,7 @@ from distdiag.importers._text.facts import Missed, Remark, Role, What
 from distdiag.importers._text.kinds import BlockFamily
 from distdiag.importers._text.names import operation
 from distdiag.importers._text.normalise import Line
+from distdiag.wording import named
 
 MAX_LINES = 200
 _RANKS = r"\[(?P<ranks>\d+(?:, ?\d+)*)\]"
@@ -54,8 +55,7 @@ class _Report:
             yield Missed(what=self._ops.get(seq, _ANY), ranks=ranks, seq=seq), Role.INITIATING
         if self._stuck is not None:
             ranks, seq = self._stuck
-            who = ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-            yield Remark(text=f"c10d says that {who} began collective {seq} and did not end it"), Role.UNKNOWN
+            yield Remark(text=f"c10d says that {named(ranks)} began collective {seq} and did not end it"), Role.UNKNOWN
 
 
 def _ranks(found: re.Match[str]) -> tuple[int, ...]:

@@ -8,7 +8,8 @@ import pytest
 from distdiag.findings import Report, Verdict
 from distdiag.reporters import text
 from distdiag.reporters._lines import plain
-from distdiag.reporters.words import duration, fold, headline
+from distdiag.reporters.words import duration, headline
+from distdiag.wording import fold
 from tests.reports import FINDING, healthy, position, stuck
 
 EXPECTED = Path(__file__).parent / "expected" / "stuck.txt"
