@@ -6,7 +6,6 @@ there they have to be equal on all ranks of the wrapper's group, bit for bit. Sh
 
 import time
 import weakref
-from collections import deque
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -14,9 +13,11 @@ from typing import Any
 from distdiag import events
 from distdiag.errors import guard
 from distdiag.hooks._by_hand import ByHand, Optimizers, wrapper_of
-from distdiag.hooks._checksums import block_size, checked, digests_of, joined, packed, sums_of
+from distdiag.hooks._checksums import block_size, checked
 from distdiag.hooks._patch import Undo, observe, together, when_imported
+from distdiag.hooks._replica_checks import Checks
 from distdiag.hooks._rng import rng_digests
+from distdiag.hooks._wrapped import Replica, are_apart_on_purpose, parameters_of
 from distdiag.hooks.groups import learn_group
 from distdiag.recorder import GroupState, Recorder
 
@@ -27,8 +28,6 @@ FORCED = 4
 """Checks beside the regular ones, in steps after one whose gradients stayed apart."""
 LARGEST_SENTINEL = 1 << 14
 """Numbers in the gradient that is looked at in each backward."""
-APART_ON_PURPOSE = ("localSGD", "noop")
-"""Parts of the names of communication hooks that leave replicas apart, to average them now and then or by hand."""
 
 
 def install(recorder: Recorder) -> Undo:
@@ -66,28 +65,6 @@ def _watch_optimizers(replicas: "Replicas", module: ModuleType) -> Undo:
     return module.register_optimizer_step_pre_hook(before).remove  # type: ignore[no-any-return]
 
 
-class Replica:
-    """What is known of one wrapper with replicas."""
-
-    def __init__(self, number: int, wrapper: Any, group: GroupState) -> None:
-        self.number = number
-        self.wrapper = weakref.ref(wrapper)
-        self.group = group
-        self.forwards = 0
-        self.synchronised = True
-        """Whether the last forward that gradients come from arranged for them to be averaged."""
-        self.checked_step = -1
-        self.forced = 0
-        self.force_next = False
-        self.collectives = -1
-        """Collectives on groups with all its ranks, by the last optimizer's step; none counted yet."""
-        self.groups: list[GroupState] = []
-        self.known_groups = -1
-        self.identities = {id(parameter) for parameter in wrapper.parameters()}
-        self.trained: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-        self.handles: list[Any] = []
-
-
 class Replicas:
     """The wrappers of this process; hooks tell it of them."""
 
@@ -99,7 +76,7 @@ class Replicas:
         self._optimizers = Optimizers(recorder=recorder)
         self._by_hand: set[tuple[int, str]] = set()
         """Numbers and groups of replicas without a wrapper that were written of."""
-        self._underway: deque[tuple[int, int, int, Any, Any]] = deque()
+        self._checks = Checks(recorder)
         self._rng_step = -1
 
     # ---- wrappers ---------------------------------------------------------------------------------------------------
@@ -116,7 +93,7 @@ class Replicas:
         self._numbers += 1
         group = learn_group(self.recorder, distributed_c10d, wrapper.process_group)
         replica = Replica(self._numbers, wrapper, group)
-        names = [name for name, _ in _parameters(wrapper)]
+        names = [name for name, _ in parameters_of(wrapper)]
         self._write_wrapper(
             type(wrapper).__name__,
             group,
@@ -180,7 +157,7 @@ class Replicas:
     def before_step(self, optimizer: Any) -> None:
         """Look at the replicas that an optimizer is about to change."""
         recorder = self.recorder
-        self._collect()
+        self._checks.collect()
         if recorder.step != self._rng_step and self._is_due(recorder.step):
             self._rng_step = recorder.step
             recorder.numerics.note(rng=rng_digests())
@@ -191,18 +168,18 @@ class Replicas:
             wrapper = replica.wrapper()
             if wrapper is None or len(replica.group.ranks) < 2 or replica.checked_step == recorder.step:
                 continue
-            if not _trains(optimizer, replica):
+            if not replica.is_trained_by(optimizer):
                 continue
             replica.checked_step = recorder.step
-            collectives = self._collectives(replica)
-            reason = _reason(replica, collectives) if recorder.backwards else None
+            collectives = replica.collectives_among(recorder.groups)
+            reason = replica.why_apart(collectives) if recorder.backwards else None
             due = replica.force_next or self._is_due(recorder.step)
-            if (reason is not None or due) and not _are_apart_on_purpose(wrapper):
+            if (reason is not None or due) and not are_apart_on_purpose(wrapper):
                 replica.force_next = False
                 if reason is not None and any(p.grad is not None for p in wrapper.parameters()):
                     self._note_unsynchronised(replica, reason)
                 if due:
-                    self._check(replica.number, _parameters(wrapper))
+                    self._checks.begin(replica.number, parameters_of(wrapper))
             replica.forwards = 0
             replica.collectives = collectives
 
@@ -222,18 +199,9 @@ class Replicas:
             )
         )
 
-    def _collectives(self, replica: Replica) -> int:
-        """Return how many collectives the groups that hold all ranks of a replica's have begun."""
-        groups = self.recorder.groups
-        if replica.known_groups != len(groups):
-            members = set(replica.group.ranks)
-            replica.known_groups = len(groups)
-            replica.groups = [each for each in list(groups.values()) if members.issubset(each.ranks)]
-        return sum([each.collectives for each in replica.groups])
-
     def _check_unwrapped(self, optimizer: Any, replicas: Sequence[Replica]) -> None:
         """Check what an optimizer changes beside wrapped replicas, or where there are none."""
-        trained = [each for each in replicas if _trains(optimizer, each)]
+        trained = [each for each in replicas if each.is_trained_by(optimizer)]
         if trained:
             identities = (each.identities for each in replicas)
             known = self._optimizers.beside(optimizer, identities, trained[0].group)
@@ -243,7 +211,7 @@ class Replicas:
             return
         self._tell_once(known)
         gradients = [each.grad for each in known.parameters] if known.name == events.BY_HAND else []
-        self._check(known.number, checked(enumerate([*known.parameters, *gradients]), ()), len(gradients))
+        self._checks.begin(known.number, checked(enumerate([*known.parameters, *gradients]), ()), len(gradients))
 
     def _tell_once(self, known: ByHand) -> None:
         key = known.number, known.group.event.group
@@ -252,70 +220,6 @@ class Replicas:
             names = known.names()[:: block_size(len(known.parameters))]
             step, now = self.recorder.step, time.monotonic_ns()
             self.recorder.write(wrapper_of(known, time_ns=now, step=step, names=names))
-
-    def _check(self, number: int, named: Sequence[tuple[Any, Any]], gradients: int = 0) -> None:
-        """Write the checksum of some parameters, and that of the ``gradients`` behind them, now or when it is here."""
-        devices = {tensor.device for _, tensor in named}
-        if len(devices) != 1 or self.recorder.capturing:
-            return  # parts of a model on several devices are no replicas of the usual kind
-        sums = sums_of([tensor for _, tensor in named])
-        if sums.device.type == "cpu":
-            self._write(number, self.recorder.step, gradients, sums.tolist())
-            return
-        import torch
-
-        copy = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
-        copy.copy_(sums, non_blocking=True)
-        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        self._underway.append((number, self.recorder.step, gradients, copy, event))
-
-    def _collect(self) -> None:
-        """Write the checksums that have arrived from devices."""
-        while self._underway and not self.recorder.capturing and self._underway[0][-1].query():
-            number, step, gradients, copy, _ = self._underway.popleft()
-            self._write(number, step, gradients, copy.tolist())
-
-    def _write(self, number: int, step: int, gradients: int, sums: list[int]) -> None:
-        parameters = len(sums) - gradients
-        digests = digests_of(sums[:parameters])
-        self.recorder.write(
-            events.Numerics(
-                step=step,
-                time_ns=time.monotonic_ns(),
-                wrapper=number,
-                checksum=joined(digests),
-                digests=packed(digests),
-                gradients=joined(digests_of(sums[parameters:])) if gradients else None,
-            )
-        )
-
-
-def _parameters(wrapper: Any) -> list[tuple[str, Any]]:
-    return checked(wrapper.module.named_parameters(), wrapper.parameters_to_ignore)
-
-
-def _reason(replica: Replica, collectives: int) -> str | None:
-    """Return why nothing arranged for the gradients at hand to be averaged, None if something did."""
-    if replica.forwards:
-        return None if replica.synchronised else "no_sync"
-    return "bypassed" if replica.collectives == collectives else None
-
-
-def _trains(optimizer: Any, replica: Replica) -> bool:
-    known = replica.trained.get(optimizer)
-    if known is None:
-        known = any(id(p) in replica.identities for group in optimizer.param_groups for p in group["params"])
-        replica.trained[optimizer] = known
-    return known
-
-
-def _are_apart_on_purpose(wrapper: Any) -> bool:
-    """Return whether replicas may differ: averaged now and then, or changed while a backward still goes on."""
-    hooks = [getattr(hook, "__name__", "") for hook, _ in getattr(wrapper, "_comm_hooks", ())]
-    if any(part in name for part in APART_ON_PURPOSE for name in hooks):
-        return True
-    return any(hasattr(parameter, "_in_backward_optimizers") for parameter in wrapper.parameters())
 
 
 class _Made:

@@ -106,7 +106,6 @@ class Programs:
             group=str(made["group"]),
             members=made["members"],
             by_rank=members,
-            first_seq=0,
             unequal=position,
             diverged_before=False,
         )

@@ -60,7 +60,6 @@ class GroupCalls:
     group: str
     members: tuple[int, ...] | None
     by_rank: Mapping[int, Member]
-    first_seq: int
     unequal: int | None
     """Position of the first calls, paired as the backend paired them, that had to agree and do not."""
     diverged_before: bool
@@ -155,7 +154,6 @@ def _group_calls(calls: pd.DataFrame, told: Integers, rows: Integers, positions:
         group=str(of_group["group"].iloc[0]),
         members=of_group["members"].iloc[0],
         by_rank=by_rank,
-        first_seq=first // COALESCED,
         unequal=_first_unequal([member.agree for member in by_rank.values()]),
         diverged_before=first // COALESCED > 1 and len(set(chains)) > 1 and len(set(agreed)) == 1,
     )

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 
 from distdiag.importers._calls import calls_of
 from distdiag.importers._dumps import Dump
@@ -30,8 +29,6 @@ class Transcript:
     typed: bool
     """Whether all operations that move something tell its type."""
     entries: int
-    first_record: int
-    """Number of its oldest entry: as many had been overwritten, or were left out as no longer active."""
     first_ns: int
     last_ns: int
     told_ns: int
@@ -56,7 +53,6 @@ def transcribed(dump: Dump, rank: int, written_ns: int | None = None) -> Transcr
         groups=kinds.groups,
         typed=kinds.typed,
         entries=len(dump.entries),
-        first_record=min(map(attrgetter("record_id"), dump.entries), default=0),
         first_ns=read.first_ns,
         last_ns=read.last_ns,
         told_ns=written_ns if fresh and written_ns is not None else read.newest_ns,

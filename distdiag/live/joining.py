@@ -6,7 +6,8 @@ from distdiag.live.alarms import Condition, Kind
 from distdiag.live.job import Job
 from distdiag.live.ranks import RankState
 from distdiag.live.standstill import CONFIRM_SECONDS, HALT, START_SECONDS
-from distdiag.live.wording import lasting, named
+from distdiag.live.wording import lasting
+from distdiag.wording import named
 
 LEAST_SECONDS = 3.0
 """Who has waited for less may still meet the others."""

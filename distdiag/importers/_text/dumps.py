@@ -59,7 +59,6 @@ class Dump:
 class _Frame(msgspec.Struct):
     name: str = ""
     filename: str = ""
-    short_filename: str | None = None
     line: int = 0
 
 

@@ -225,12 +225,3 @@ def _is_bare(line: Line) -> bool:
 def _may_follow(line: Line, broken: Line) -> bool:
     """Return whether a line may be the rest of one that broke off: it has no prefix, or the same."""
     return _is_bare(line) or (_speaker(line) == _speaker(broken) and line.source is None)
-
-
-def role_of_line(text: str) -> Role:
-    """Return what a single line is in the story."""
-    for line in normalise(1, clean(text.encode())):
-        for family in FAMILIES:
-            if any(needle in line.text for needle in family.needles):
-                return family.role
-    return Role.UNKNOWN

@@ -103,8 +103,3 @@ class Timeline:
     groups: tuple[Communication, ...]
     per_step: tuple[StepWork, ...]
     notes: tuple[str, ...]
-
-    @property
-    def busy_other_ns(self) -> int:
-        """Return the time in which something ran, but no compute kernel."""
-        return self.window_ns - self.compute_ns - self.idle_ns
