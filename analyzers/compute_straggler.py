@@ -33,14 +33,15 @@ What to do
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from distdiag.analyzers._wording import counted, named, seconds, verb
 from distdiag.analyzers.investigation.paths import short
 from distdiag.analyzers.investigation.trust import data_in_words
 from distdiag.analyzers.performance import accusations, traced
-from distdiag.analyzers.slowness.grid import Grid
+from distdiag.analyzers.slowness.grid import Grid, of_others
 from distdiag.analyzers.slowness.judged import COMPUTE, judge
-from distdiag.analyzers.slowness.laggards import Laggard
-from distdiag.analyzers.slowness.queues import PERSISTENT, queued_in
+from distdiag.analyzers.slowness.laggards import ENOUGH_STEPS, Laggard
 from distdiag.analyzers.slowness.rhythm import rhythm_of
 from distdiag.analyzers.slowness.telling import (
     alike,
@@ -55,6 +56,7 @@ from distdiag.analyzers.slowness.telling import (
     share_of,
     waits,
     where,
+    whole_hosts,
     without,
 )
 from distdiag.analyzers.step_time_change import beside_changes
@@ -64,6 +66,11 @@ from distdiag.run import Run
 CODE = "DD201"
 NAME = "compute-straggler"
 PROCESSOR = "processor"
+PERSISTENT = 0.8
+"""Share of the steps."""
+LONG_SHARE = 0.3
+"""Of the step, spent in the queue beyond what the others spend there, and by the others waiting."""
+LEAST_QUEUED_NS = 10e6
 
 
 def analyze(run: Run) -> Iterator[Finding]:
@@ -103,25 +110,31 @@ def analyze(run: Run) -> Iterator[Finding]:
 
 
 def _in_queue(run: Run, grid: Grid) -> Iterator[Finding]:
-    """Mention a rank that waits for a processor: whose doing that is, no log of the job tells."""
-    queued = queued_in(grid)
-    if queued is None:
+    """Mention ranks that wait for a processor in nearly every step: whose doing that is, no log of the job tells."""
+    queued, waited = np.nan_to_num(grid["queued_ns"]), grid["waiting_ns"]
+    least = np.maximum(LEAST_QUEUED_NS, LONG_SHARE * grid.step_ns)
+    late = (queued - of_others(queued) >= least) & (of_others(waited) >= least)
+    slow = late.mean(axis=1) >= PERSISTENT
+    if len(grid.steps) < ENOUGH_STEPS or not slow.any():
         return
-    peers = named(queued.peers)
+    ranks, peers = (tuple(np.array(grid.ranks)[rows].tolist()) for rows in (slow, ~slow))
+    own, others, lost, whole = (
+        seconds(float(np.median(each))) for each in (queued[slow], queued[~slow], waited[~slow], grid.step_ns)
+    )
     yield Finding(
         code=CODE,
         name=NAME,
         severity=Severity.INFO,
-        summary=f"{peers} {verb(queued.peers, 'waits', 'wait')} {seconds(queued.waited_ns)} of each "
-        f"{seconds(queued.step_ns)} step for rank {queued.rank}, which itself waits {seconds(queued.queued_ns)} of it "
-        f"for a processor, its peers {seconds(queued.of_others_ns)}",
-        victims=queued.peers,
+        summary=f"{named(peers)} {verb(peers, 'waits', 'wait')} {lost} of each {whole} step for {named(ranks)}"
+        f"{whole_hosts(run, ranks)}, which {verb(ranks, 'itself waits', 'themselves wait')} {own} of it for a "
+        f"processor, {verb(ranks, 'its', 'their')} peers {others}",
+        victims=peers,
         cause=PROCESSOR,
         confidence=Confidence.MEDIUM,
-        evidence=(f"so in at least {percent(PERSISTENT)} of {counted(queued.steps, 'step')}", data_in_words(run)),
+        evidence=(f"so in at least {percent(PERSISTENT)} of {counted(len(grid.steps), 'step')}", data_in_words(run)),
         action=(
-            f"look at what else runs on the cores of rank {queued.rank}: other processes, loader workers, threads of "
-            "its own; and at how many cores it may use (taskset -p, limits of the container)",
+            f"look at what else runs on the cores of {named(ranks)}: other processes, loader workers, more threads; "
+            "and at how many cores each may use (taskset -p, limits of the container)",
         ),
     )
 

@@ -103,6 +103,19 @@ def test_ranks_that_wait_for_processors_by_turns_are_healthy(tmp_path: Path) -> 
     assert told(logs, tmp_path).findings == ()
 
 
+def test_the_ranks_of_a_busy_host_are_mentioned_together(tmp_path: Path) -> None:
+    logs = trained(lambda rank, step: one(rank if rank > 3 else -1, "forward", 0.08)(rank, step), ranks=6)
+    for rank in logs:
+        for record in rank.records:
+            if isinstance(record, events.Step):
+                record.queued_ns = 45_000_000 * (rank.rank > 3)
+
+    (mentioned,) = told(logs, tmp_path).findings
+
+    assert (mentioned.cause, mentioned.culprits, mentioned.victims) == ("processor", (), (0, 1, 2, 3))
+    assert mentioned.summary.startswith("ranks 0-3 wait 80 ms of each 139 ms step for ranks 4-5 (host node2), which")
+
+
 def test_pauses_of_one_rank_and_then_another_stay_the_pauses_finding(tmp_path: Path) -> None:
     logs = trained(taking_turns(range(4), "other"))
     for rank in logs:
