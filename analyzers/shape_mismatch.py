@@ -22,10 +22,9 @@ from distdiag.analyzers.investigation.divergence import Divergence
 from distdiag.analyzers.investigation.fits import Misfit
 from distdiag.analyzers.investigation.incident import Disagreement, Incident
 from distdiag.analyzers.investigation.issued import dims
-from distdiag.analyzers.investigation.sizes import SizeMismatch
+from distdiag.analyzers.investigation.sizes import SizeMismatch, ToldSizes
 from distdiag.analyzers.investigation.splits import SCATTER, SplitMismatch
 from distdiag.analyzers.investigation.telling import at, both_sides
-from distdiag.analyzers.investigation.told import ToldSizes
 from distdiag.findings import Finding
 from distdiag.run import Run
 

@@ -1,22 +1,69 @@
 """Where the members of one group first stopped issuing the same calls, and which of them left the others."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pandas as pd
 
 from distdiag.analyzers.investigation.align import Alignment, Departure, Kind, Stream, align, departure, line_left
-from distdiag.analyzers.investigation.clusters import Program, clusters_of, content, programs_of
 from distdiag.analyzers.investigation.divergence import Divergence, divergence_at
 from distdiag.analyzers.investigation.loops import Labels
-from distdiag.analyzers.investigation.odd_steps import at_odd_step
-from distdiag.analyzers.investigation.streams import GroupCalls, stream_of
+from distdiag.analyzers.investigation.streams import GroupCalls, Member, stream_of
 from distdiag.run import Run
 
 MAX_PROGRAMS = 12
 """So many different streams of one group are aligned; more are no program with one odd rank."""
 
 
+# ---- members that ran the same program, or differ in roles only -----------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Ranks with the same stream, as far as each of them came."""
+
+    ranks: tuple[int, ...]
+    longest: int
+    """The rank that came farthest."""
+
+
+def programs_of(group: GroupCalls) -> list[Program]:
+    """Return the different streams of a group; one that is the beginning of another counts with it."""
+    by_length = sorted(group.by_rank, key=lambda rank: (-len(group.by_rank[rank].codes), rank))
+    beginnings: dict[bytes, list[list[int]]] = {}
+    shortest = len(group.by_rank[by_length[-1]].codes)
+    for rank in by_length:
+        codes = group.by_rank[rank].codes
+        alike = beginnings.setdefault(codes[:shortest].tobytes(), [])
+        for ranks in alike:
+            if np.array_equal(group.by_rank[ranks[0]].codes[: len(codes)], codes):
+                ranks.append(rank)
+                break
+        else:
+            alike.append([rank])
+    programs = [Program(tuple(sorted(ranks)), ranks[0]) for alike in beginnings.values() for ranks in alike]
+    # Ties are broken by what the ranks did, never by their numbers: relabelling ranks relabels the verdict.
+    return sorted(programs, key=lambda p: (-len(p.ranks), *content(group.by_rank[p.longest])))
+
+
+def clusters_of(programs: Sequence[Program], streams: Mapping[int, Stream]) -> list[list[Program]]:
+    """Return programs that differ in roles only put together, the most ranks first."""
+    clusters: list[list[Program]] = []
+    for program in programs:
+        for cluster in clusters:
+            if align(streams[cluster[0].longest], streams[program.longest]).same_program:
+                cluster.append(program)
+                break
+        else:
+            clusters.append([program])
+    return sorted(clusters, key=lambda cluster: -sum(len(program.ranks) for program in cluster))
+
+
+def content(member: Member) -> tuple[int, bytes]:
+    """Return what orders members by what they did: the longer stream first, then its codes."""
+    return -len(member.codes), member.codes.tobytes()
+
+
+# ---- where they went apart -------------------------------------------------------------------------------------------
 def divergence_of(run: Run, calls: pd.DataFrame, group: GroupCalls, labels: Labels) -> Divergence | None:
     """Return the first divergence of a group, None where members differ in roles only."""
     programs = programs_of(group)
@@ -135,3 +182,40 @@ def _explains_the_stop(reference: Stream, odd: Stream, alignment: Alignment) -> 
     last_i, last_j = alignment.pairs[-1]
     left_over = (len(reference.tokens) - last_i - 1) + (len(odd.tokens) - last_j - 1)
     return left_over < abs(len(reference.tokens) - len(odd.tokens))
+
+
+# ---- steps with more or fewer passes, which show themselves only much later -----------------------------------------
+def at_odd_step(run: Run, calls: pd.DataFrame, group: GroupCalls, labels: Labels, d: Divergence) -> Divergence | None:
+    """Return a divergence where it began, if that was a step with more or fewer passes on the odd ranks.
+
+    A pass more has the calls of any other: they are paired with those of the others' next step, and what fails is
+    the end of the run.
+    """
+    if d.made is None or d.expected is None:
+        return None
+    ours, theirs = labels.passes(d.expected.rank), labels.passes(d.made.rank)
+    step = next((step for step in sorted(ours.keys() & theirs.keys()) if ours[step] != theirs[step]), None)
+    if step is None or step >= min(d.made.step, d.expected.step):
+        return None
+    forwards, backwards = (theirs[step][n] - ours[step][n] for n in (0, 1))
+    if not forwards or forwards != backwards:
+        return None
+    longer = d.stream if forwards > 0 else d.reference
+    begun = sum(passes[0] for number, passes in ours.items() if number < step) + min(ours[step][0], theirs[step][0])
+    position = next((n for n, label in enumerate(longer.labels) if label[-1] > begun), None)
+    if position is None or position >= min(d.where.reference, d.where.odd):
+        return None
+    kind = Kind.EXTRA if forwards > 0 else Kind.LEFT_OUT
+    found = divergence_at(
+        run,
+        calls,
+        group,
+        labels,
+        Departure(reference=position, odd=position, kind=kind),
+        reference=(d.expected.rank, d.reference),
+        odd=(d.made.rank, d.stream),
+        odd_ranks=d.odd,
+        others=d.others,
+        decided=d.decided,
+    )
+    return replace(found, passes=f"step {step}: {theirs[step][0]} forwards against {ours[step][0]}")

@@ -12,9 +12,8 @@ from distdiag.analyzers.investigation.joining import INIT, OWN_STORE, Unmet
 from distdiag.analyzers.investigation.naming import Named
 from distdiag.analyzers.investigation.queues import Halted
 from distdiag.analyzers.investigation.reductions import ReductionMismatch
-from distdiag.analyzers.investigation.sizes import SizeMismatch
+from distdiag.analyzers.investigation.sizes import SizeMismatch, ToldSizes
 from distdiag.analyzers.investigation.splits import SplitMismatch
-from distdiag.analyzers.investigation.told import ToldSizes
 from distdiag.analyzers.investigation.waitfor import Wait
 from distdiag.analyzers.investigation.whereabouts import Whereabouts
 from distdiag.findings import Confidence, Finding, Severity

@@ -1,11 +1,12 @@
 """Messages whose other side did not come, or came when the first had given up."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 
-from distdiag.analyzers.investigation.deadlines import deadline_ns
+from distdiag.analyzers.investigation.lives import NEVER_NS, SECOND_NS
 from distdiag.analyzers.investigation.rows import records, whole
 from distdiag.analyzers.investigation.waitfor import Wait, WaitKind
 from distdiag.run import Run
@@ -13,6 +14,12 @@ from distdiag.run import Run
 COLUMNS = ("rank", "call", "op", "group_key", "peer", "tag", "start_ns", "end_ns", "failed")
 ANY_SOURCE = "recv_any_source"
 SENDS = frozenset({"send"})
+WHOLE_TIMEOUT = 0.9
+"""A wait that lasted this share of its timeout ended because of it, not because a connection broke."""
+LAST_MOMENTS = 0.2
+"""Share of a timeout, at its end, in which coming is coming too late: what is left may not do for the operation."""
+LAST_MOMENTS_AT_MOST_NS = 10 * SECOND_NS
+"""Any collective that works ends within so long, whatever the timeout."""
 
 
 def message_waits(run: Run, blocked: pd.DataFrame) -> Iterator[Wait]:
@@ -119,3 +126,19 @@ def _came_too_late(run: Run, call: Any, left_ns: int) -> bool:
     calls = run.calls
     mine = calls[(calls["rank"] == call.rank) & (calls["start_ns"] <= left_ns) & (calls["call"] != call.call)]
     return not bool((mine["end_ns"].isna() | (mine["end_ns"] > left_ns)).any())
+
+
+# ---- until when a rank that comes has come in time ------------------------------------------------------------------
+
+
+def deadline_ns(timeout_seconds: float | None, since_ns: int, given_up_ns: int) -> int:
+    """Return until when a rank could come in time: a timeout expires a while before its error is seen and recorded.
+
+    Both moments are of one waiter, by its own clock. A wait that was shorter than its timeout gave up for another
+    reason: until that moment.
+    """
+    timeout_ns = NEVER_NS if timeout_seconds is None or math.isnan(timeout_seconds) else timeout_seconds * SECOND_NS
+    if given_up_ns - since_ns < WHOLE_TIMEOUT * timeout_ns:
+        return given_up_ns
+    moments_ns = min(LAST_MOMENTS * timeout_ns, LAST_MOMENTS_AT_MOST_NS)
+    return min(given_up_ns, since_ns + int(timeout_ns - moments_ns))

@@ -12,9 +12,8 @@ from distdiag.analyzers.investigation.issued import Issued, group_name
 from distdiag.analyzers.investigation.naming import Name
 from distdiag.analyzers.investigation.paths import own_line
 from distdiag.analyzers.investigation.reductions import ReductionMismatch, reduction_mismatches
-from distdiag.analyzers.investigation.sizes import SizeMismatch
+from distdiag.analyzers.investigation.sizes import SizeMismatch, told_sizes
 from distdiag.analyzers.investigation.splits import SplitMismatch, split_mismatches
-from distdiag.analyzers.investigation.told import told_sizes
 from distdiag.run import Run
 
 Mismatch = Misfit | ReductionMismatch | SizeMismatch | SplitMismatch

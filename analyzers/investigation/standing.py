@@ -2,26 +2,27 @@
 
 from collections.abc import Iterator
 
-from distdiag.analyzers._wording import named, verb
+from distdiag.analyzers._wording import counted, named, verb
 from distdiag.analyzers.investigation.absence import absences
 from distdiag.analyzers.investigation.circles import GROUP_CREATION_STUCK, P2P_DEADLOCK, circle, from_anybody
-from distdiag.analyzers.investigation.halts import halts
-from distdiag.analyzers.investigation.incident import Absence, Circle, Incident, Together, Unexplained
-from distdiag.analyzers.investigation.issued import called, in_group
+from distdiag.analyzers.investigation.incident import Absence, Circle, Halts, Incident, Together, Unexplained
+from distdiag.analyzers.investigation.issued import called, group_name, in_group, issued
 from distdiag.analyzers.investigation.joining import where_joined
 from distdiag.analyzers.investigation.lives import CONNECTION
 from distdiag.analyzers.investigation.naming import Name
+from distdiag.analyzers.investigation.rows import records
 from distdiag.analyzers.investigation.scene import Scene
 from distdiag.analyzers.investigation.sizes import EXCHANGES
 from distdiag.analyzers.investigation.slips import slipped
 from distdiag.analyzers.investigation.sources import recorded, unread
 from distdiag.analyzers.investigation.stores import awaited_in
 from distdiag.analyzers.investigation.tallies import narrowed
-from distdiag.analyzers.investigation.waitfor import Wait, WaitKind, standstill
+from distdiag.analyzers.investigation.waitfor import Wait, WaitKind, behind, standstill
 from distdiag.events import NUMBER_UNKNOWN
 
 TRANSPORT_STUCK = "transport-stuck"
 INSUFFICIENT = "insufficient-evidence"
+DEVICE_STUCK = "device-stuck"
 SEND, RECEIVE = "send", "recv"
 MOST_PLACES = 4
 """Addresses named in a sentence."""
@@ -178,3 +179,40 @@ def _raced(scene: Scene, wait: Wait) -> bool:
     unfinished = of_group[of_group["end_ns"].isna() | of_group["failed"]]
     several = unfinished.groupby("rank", observed=True)["thread"].nunique()
     return bool((several > 1).any()) or bool(unfinished["contended"].any())
+
+
+# ---- devices that stopped: their hosts went on, their peers went past -----------------------------------------------
+
+
+def halts(scene: Scene) -> Iterator[Incident]:
+    """Yield one incident for all devices that stopped, the first one's operation named."""
+    if not scene.halted:
+        return
+    first = min(scene.halted, key=lambda each: (each.head.since_ns, each.head.rank))
+    culprits = tuple(each.head.rank for each in scene.halted)
+    rows = scene.run.calls
+    wanted = {(each.head.rank, each.head.call) for each in scene.halted}
+    mine = rows[rows["rank"].isin(culprits) & rows["call"].isin([call for _, call in wanted])]
+    calls = {int(row.rank): issued(scene.run, row) for row in records(mine) if (int(row.rank), int(row.call)) in wanted}
+    call = calls[first.head.rank]
+    sites = {rank: each.site for rank, each in calls.items() if each.site is not None}
+    sites |= scene.sites_of(scene.waits)
+    yield Incident(
+        name=DEVICE_STUCK,
+        time_ns=first.head.since_ns,
+        basis=Halts(halted=scene.halted),
+        culprits=culprits,
+        victims=tuple(sorted(behind(scene.waits, culprits))),
+        group=group_name(scene.run, first.head.group.partition("[")[0], first.head.members),
+        members=first.head.members,
+        seq=first.head.seq,
+        op=first.head.op,
+        step=call.step,
+        site=call.site,
+        sites=sites,
+        evidence=tuple(
+            f"rank {each.head.rank} did not complete {each.head.op} {each.head.seq}; {named(each.completed_by)} "
+            f"completed it and {counted(each.behind - 1, 'more call')} of that group"
+            for each in scene.halted[:4]
+        ),
+    )

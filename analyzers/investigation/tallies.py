@@ -75,26 +75,16 @@ def _compared(scene: Scene, wait: Wait) -> Tally | None:
     call = scene.calls_in(wait).get(waiter)
     if call is None:
         return None
-    messages = _messages(scene, wait)
+    messages, before = _messages(scene, wait), _steps_before(scene, wait, (waiter, absent), call.step)
+    between = {waiter: messages[messages["peer"] == absent], absent: messages[messages["peer"] == waiter]}
     sends = call.op in SENDS
-    here = messages[(messages["rank"] == waiter) & (messages["peer"] == absent) & (messages["op"].isin(SENDS) == sends)]
-    there = messages[(messages["rank"] == absent) & (messages["peer"] == waiter)]
-    there = there[there["op"].isin(SENDS) != sends]
-    before = _steps_before(scene, wait, (waiter, absent), call.step)
-    usual = {count for side in (here, there) for count in _counts(side, before)}
-    if len(before) < LEAST_STEPS or len(usual) != 1:
+    posted = _tally(wait, between[waiter], waiter, absent, call.step, before, sends=sends)
+    answered = _tally(wait, between[absent], absent, waiter, call.step, before, sends=not sends)
+    if posted is None or answered is None or posted.usual != answered.usual:
         return None
-    (often,) = usual
-    posted, answered = _counts(here, [call.step])[0], _counts(there, [call.step])[0]
-    if posted > often == answered:
-        rank, partner, mine, now = waiter, absent, sends, posted
-    elif posted <= often and answered < often:
-        rank, partner, mine, now = absent, waiter, not sends, answered
-    else:
-        return None
-    return Tally(
-        wait=wait, rank=rank, partner=partner, sends=mine, step=call.step, now=now, usual=often, steps=len(before)
-    )
+    if posted.too_many:
+        return posted if answered.now == answered.usual else None
+    return answered if answered.now < answered.usual else None
 
 
 # ---- messages from anybody ----------------------------------------------------------------------------------------
@@ -107,14 +97,8 @@ class Awaited:
     step: int
     odd: tuple[Tally, ...]
     """Whose messages are not as many as before."""
-    sent: tuple[tuple[int, int], ...]
-    """Of each rank, how many it sent to the one that waits."""
-
-    @property
-    def evidence(self) -> tuple[str, ...]:
-        """Return who differs from before, and what everybody sent."""
-        sent = ", ".join(f"rank {rank} {count}" for rank, count in self.sent)
-        return (*(tally.said for tally in self.odd), f"messages sent to rank {self.rank} in all: {sent}")
+    evidence: tuple[str, ...]
+    """Who differs from before, and what everybody sent."""
 
 
 def narrowed(scene: Scene) -> list[Wait]:
@@ -140,24 +124,19 @@ def awaited(scene: Scene) -> Awaited | None:
     if len(found) != 1 or found[0].absent or found[0].unknown:
         return None
     wait = found[0]
-    (rank,), senders = wait.waiters, _senders(scene, wait)
+    (rank,), senders, messages = wait.waiters, _senders(scene, wait), _messages(scene, wait)
     step = scene.calls_in(wait)[rank].step
-    messages = _messages(scene, wait)
-    sent = messages[messages["op"].isin(SENDS) & (messages["peer"] == rank)]
-    received = messages[(messages["rank"] == rank) & (messages["op"] == ANY_SOURCE)]
     before = _steps_before(scene, wait, (rank, *senders), step)
-    fewer = [_against_before(wait, sent[sent["rank"] == each], each, rank, step, before) for each in senders]
-    more = _against_before(wait, received, rank, None, step, before)
-    odd = tuple(tally for tally in fewer if tally is not None and not tally.too_many)
-    if not odd and more is not None and more.too_many:
-        odd = (more,)
-    return Awaited(
-        wait=wait,
-        rank=rank,
-        step=step,
-        odd=odd,
-        sent=tuple((each, int((sent["rank"] == each).sum())) for each in senders),
-    )
+    sent = messages[messages["peer"] == rank]
+    tallies = [_tally(wait, sent, each, rank, step, before, sends=True) for each in senders]
+    odd = [tally for tally in tallies if tally is not None and tally.now < tally.usual]
+    asked = _tally(wait, messages, rank, None, step, before, sends=False)
+    if not odd and asked is not None and asked.too_many:
+        odd = [asked]
+    counts = sent[sent["op"].isin(SENDS)]["rank"].value_counts()
+    told = ", ".join(f"rank {each} {counts.get(each, 0)}" for each in senders)
+    evidence = (*(tally.said for tally in odd), f"messages sent to rank {rank} in all: {told}")
+    return Awaited(wait=wait, rank=rank, step=step, odd=tuple(odd), evidence=evidence)
 
 
 def _senders(scene: Scene, wait: Wait) -> tuple[int, ...]:
@@ -168,19 +147,6 @@ def _senders(scene: Scene, wait: Wait) -> tuple[int, ...]:
     if any(call.op != ANY_SOURCE for call in calls.values()):
         return ()
     return tuple(sorted(set(scene.members(wait) or ()) - wait.waiters))
-
-
-def _against_before(
-    wait: Wait, messages: pd.DataFrame, rank: int, partner: int | None, step: int, before: Sequence[int]
-) -> Tally | None:
-    usual = set(_counts(messages, before))
-    if len(before) < LEAST_STEPS or len(usual) != 1:
-        return None
-    often, now = usual.pop(), _counts(messages, [step])[0]
-    if now == often:
-        return None
-    sends = partner is not None
-    return Tally(wait=wait, rank=rank, partner=partner, sends=sends, step=step, now=now, usual=often, steps=len(before))
 
 
 # ---- counting -----------------------------------------------------------------------------------------------------
@@ -198,9 +164,33 @@ def _steps_before(scene: Scene, wait: Wait, ranks: Iterable[int], step: int) -> 
     return list(range(int(firsts.max()) if len(firsts) else step, step))
 
 
-def _counts(messages: pd.DataFrame, steps: Sequence[int]) -> list[int]:
-    counts = messages["step"].value_counts()
-    return [int(counts.get(step, 0)) for step in steps]
+def _tally(
+    wait: Wait,
+    messages: pd.DataFrame,
+    rank: int,
+    partner: int | None,
+    step: int,
+    before: Sequence[int],
+    *,
+    sends: bool,
+) -> Tally | None:
+    """Return how many messages of one kind a rank posted in a step; None where it has no habit."""
+    mine = messages[(messages["rank"] == rank) & (messages["op"].isin(SENDS) == sends)]
+    counts = mine["step"].value_counts()
+    usual = {int(counts.get(each, 0)) for each in before}
+    if len(before) < LEAST_STEPS or len(usual) != 1:
+        return None
+    now = int(counts.get(step, 0))
+    return Tally(
+        wait=wait,
+        rank=rank,
+        partner=partner,
+        sends=sends,
+        step=step,
+        now=now,
+        usual=usual.pop(),
+        steps=len(before),
+    )
 
 
 __all__ = ["Awaited", "Tally", "awaited", "differing", "narrowed"]

@@ -8,10 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from distdiag.analyzers.investigation.deadlines import deadline_ns
 from distdiag.analyzers.investigation.joining import INIT, OWN_STORE
 from distdiag.analyzers.investigation.lives import Life, before_failure
-from distdiag.analyzers.investigation.message_waits import message_waits
+from distdiag.analyzers.investigation.message_waits import deadline_ns, message_waits
 from distdiag.analyzers.investigation.queues import is_queued
 from distdiag.analyzers.investigation.rows import by_rank, records, whole
 from distdiag.analyzers.investigation.stores import awaited_in, came_to_store, unanswered_in

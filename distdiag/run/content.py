@@ -19,9 +19,8 @@ from distdiag.run.calls import UNKNOWN, calls_frame, signatures_of
 from distdiag.run.clocks import Agreement, agreement, clocks_of
 from distdiag.run.columns import Columns, Rows
 from distdiag.run.frames import CALL_COLUMNS, TIMES, Ranked, frame_of
-from distdiag.run.generations import told_apart
 from distdiag.run.held_rows import bulk_held, held_parts, records_held
-from distdiag.run.identity import Groups, Interned, Paths, interned
+from distdiag.run.identity import Groups, Interned, Paths, interned, told_apart
 from distdiag.run.records import Records, decode_lines
 from distdiag.run.steps import merged_steps
 from distdiag.run.window import Part
