@@ -7,7 +7,8 @@ What it means
 
 How it is found
     The phases that recording writes around these calls have a begin and no end; the lists that ranks asked for are
-    equal, and no rank stays away from all communication.
+    equal, and no rank stays away from all communication. A rank that is refused at an address from the store before
+    the others have begun to join read one that processes before them left there: a restart may find the store that was.
 
 What to do
     Check the address of the master, ports and firewalls between the hosts, and the network interface that is used.
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 
 from distdiag.analyzers._wording import named
 from distdiag.analyzers.investigation import investigate
-from distdiag.analyzers.investigation.incident import Circle, Incident
+from distdiag.analyzers.investigation.incident import Circle, Incident, Unexplained
 from distdiag.findings import Finding
 from distdiag.run import Run
 
@@ -33,6 +34,8 @@ def analyze(run: Run) -> Iterator[Finding]:
 
 
 def _summary(incident: Incident) -> str:
+    if isinstance(incident.basis, Unexplained):
+        return incident.basis.reason
     if isinstance(incident.basis, Circle):
         who = named(incident.culprits) if incident.culprits else "some ranks"
         return (
@@ -44,6 +47,12 @@ def _summary(incident: Incident) -> str:
 
 def _action(incident: Incident) -> tuple[str, ...]:
     lines = " and ".join(sorted(set(incident.sites.values())))
+    if isinstance(incident.basis, Unexplained):
+        return (
+            "start the job anew, with a master port or a rendezvous of its own: a store that outlives an attempt keeps "
+            "the addresses of its processes",
+            "leave the ranks that came later alone: nobody waited for them",
+        )
     if isinstance(incident.basis, Circle):
         return (f"let every rank call {incident.op}{f', see {lines}' if lines else ''}, members or not",)
     return (

@@ -38,7 +38,7 @@ from distdiag.analyzers.investigation.queues import queues_of
 from distdiag.analyzers.investigation.reductions import of_several_kinds, told_apart
 from distdiag.analyzers.investigation.scene import Scene
 from distdiag.analyzers.investigation.sizes import of_messages, size_mismatches
-from distdiag.analyzers.investigation.standing import standing
+from distdiag.analyzers.investigation.standing import refused, standing
 from distdiag.analyzers.investigation.streams import collectives_of, groups_that_differ
 from distdiag.analyzers.investigation.trust import confidence_of, within_source
 from distdiag.analyzers.investigation.unexplained import INSUFFICIENT, unexplained
@@ -131,6 +131,7 @@ def _roots(run: Run, lives: Mapping[int, Life]) -> tuple[tuple[Incident, ...], t
     disagreements = [*_disagreements(run, collectives, several, stuck, in_trouble=in_trouble)]
     found = [
         *_unmet(run, lives),
+        *refused(run, lives),
         *_group_lists(run, lives, stuck),
         *disagreements,
         *of_splits(run, collectives, stuck),

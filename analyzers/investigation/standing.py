@@ -1,24 +1,28 @@
 """What a standstill comes down to: somebody who did not come, a circle, or nobody's fault."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+import pandas as pd
 
 from distdiag.analyzers._wording import counted, named, verb
 from distdiag.analyzers.investigation.absence import absences
 from distdiag.analyzers.investigation.circles import GROUP_CREATION_STUCK, P2P_DEADLOCK, circle, from_anybody
 from distdiag.analyzers.investigation.incident import Absence, Circle, Halts, Incident, Together, Unexplained
 from distdiag.analyzers.investigation.issued import called, group_name, in_group, issued
-from distdiag.analyzers.investigation.joining import where_joined
-from distdiag.analyzers.investigation.lives import CONNECTION
+from distdiag.analyzers.investigation.joining import INIT, where_joined
+from distdiag.analyzers.investigation.lives import CONNECTION, Life
 from distdiag.analyzers.investigation.naming import Name
+from distdiag.analyzers.investigation.paths import location
 from distdiag.analyzers.investigation.rows import records
 from distdiag.analyzers.investigation.scene import Scene
 from distdiag.analyzers.investigation.sizes import EXCHANGES
 from distdiag.analyzers.investigation.slips import slipped
 from distdiag.analyzers.investigation.sources import recorded, unread
-from distdiag.analyzers.investigation.stores import awaited_in
+from distdiag.analyzers.investigation.stores import awaited_in, refused_in
 from distdiag.analyzers.investigation.tallies import narrowed
 from distdiag.analyzers.investigation.waitfor import Wait, WaitKind, behind, standstill
 from distdiag.events import NUMBER_UNKNOWN
+from distdiag.run import Run
 
 TRANSPORT_STUCK = "transport-stuck"
 INSUFFICIENT = "insufficient-evidence"
@@ -216,3 +220,38 @@ def halts(scene: Scene) -> Iterator[Incident]:
             for each in scene.halted[:4]
         ),
     )
+
+
+# ---- addresses of processes that are gone ---------------------------------------------------------------------------
+def refused(run: Run, lives: Mapping[int, Life]) -> Iterator[Incident]:
+    """Yield that ranks read addresses of processes that are gone, which a store kept over a restart."""
+    found = {rank: at for rank, at in refused_in(run).items() if lives[rank].failed_ns is not None}
+    if not found:
+        return
+    failed = {rank: lives[rank].failed_ns or 0 for rank in found}
+    first = min(failed, key=lambda rank: (failed[rank], rank))
+    begun = run.phases[(run.phases["phase"] == INIT) & (run.phases["edge"] == "begin")]
+    came = set(begun[begun["time_ns"] <= failed[first]]["rank"])
+    later = sorted(set(run.ranks) - came)
+    if not later and len(found) < len(run.ranks):
+        return  # who is gone may have been there
+    left = f"attempt {run.attempt - 1}" if run.attempt else "processes that are gone"
+    since = f"before {named(later)} had begun to join" if later else "as all others were at theirs"
+    yield Incident(
+        name=GROUP_CREATION_STUCK,
+        time_ns=failed[first],
+        basis=Unexplained(
+            ranks=tuple(found),
+            reason=f"rank {first} found an address in the store at which nobody listens, {found[first]}\n"
+            f"It was refused there {since}: the store still holds what {left} left in it.",
+        ),
+        victims=tuple(run.ranks),
+        op=INIT,
+        sites={rank: location(path[-1]) for rank, path in _paths_of(run, begun).items() if path},
+        evidence=tuple(f"rank {rank} was refused at {at}" for rank, at in found.items())[:MOST_PLACES],
+    )
+
+
+def _paths_of(run: Run, phases: pd.DataFrame) -> Mapping[int, tuple[str, ...]]:
+    known = phases[phases["path"].notna()]
+    return {int(rank): run.paths.get(int(path), ()) for rank, path in zip(known["rank"], known["path"], strict=True)}

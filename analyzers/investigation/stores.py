@@ -13,6 +13,7 @@ UNANSWERED = re.compile(
 )
 """What a rank says that found no store where it looked for one."""
 CAME = re.compile(r"(\d+)/\d+ clients joined")
+_REFUSED = re.compile(r"connectFullMesh failed.*?Connection refused, remote=\[([^\]]+)\]:(\d+)")
 _AWAITED = re.compile(r"wait timeout after \d+ ?ms, keys?: \S*default_pg\S*?/(\d+)(?![\w/])")
 _PLACE = re.compile(r"(?:trying to connect to \(?|no store answered at )([\w.:-]+?)(?:, |:)(\d+)")
 
@@ -40,4 +41,10 @@ def unanswered_in(run: Run) -> dict[int, str]:
     faults = run.faults
     told = faults[faults["where"].isin(("uncaught", "telling")) & faults["message"].notna()]
     found = {int(row.rank): match for row in records(told) if (match := _PLACE.search(str(row.message)))}
+    return {rank: f"{match[1]}:{match[2]}" for rank, match in sorted(found.items())}
+
+
+def refused_in(run: Run) -> dict[int, str]:
+    """Return by rank the address that it found in the store, and at which nobody listened."""
+    found = {rank: match for rank, said in said_last(run).items() if (match := _REFUSED.search(said))}
     return {rank: f"{match[1]}:{match[2]}" for rank, match in sorted(found.items())}
