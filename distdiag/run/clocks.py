@@ -52,8 +52,9 @@ def clocks_of(headers: Mapping[int, Header], ranks: Iterable[int]) -> dict[int, 
     shared: dict[str, Clock] = {}
     for rank in sorted(headers):
         header = headers[rank]
-        own = Clock(header.host, header.wall_ns - header.monotonic_ns)
-        clock = shared.setdefault(header.host, own)
+        # Who tells no host may be on any.
+        own = Clock(header.host or f"rank {rank}", header.wall_ns - header.monotonic_ns)
+        clock = shared.setdefault(own.host, own)
         clocks[rank] = clock if abs(own.offset_ns - clock.offset_ns) < SAME_CLOCK_NS else own
     offsets = sorted(clock.offset_ns for clock in clocks.values())
     typical = offsets[len(offsets) // 2] if offsets else 0

@@ -1,12 +1,14 @@
 """Dumps of hosts whose clocks are far apart accuse nobody wrongly: their moments are not compared."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from distdiag.analyzers import diagnose
 from distdiag.findings import Verdict
 from distdiag.importers import load
+from tests.dumps import START_NS, Dumps
 from tests.generated import Format, write_dumps
 from tests.generator import Fault, Job, Shape, simulate
 
@@ -40,3 +42,33 @@ def test_dumps_that_are_further_apart_than_a_timeout_accuse_no_other_rank(
     found = verdict_of(tmp_path, kind=kind, group=group, skew_ns=20 * MINUTE_NS)
 
     assert found.culprits in ((), (3,))
+
+
+def long_job(skew_ns: int) -> Dumps:
+    """Return dumps of four ranks on two hosts that all wait in one collective after 40 of half a minute each."""
+    dumps, step_ns = Dumps(4), MINUTE_NS // 2
+    for rank in dumps.ranks:
+        for call in range(41):
+            begun_ns = START_NS + call * step_ns + rank * 7_000_000 + skew_ns * (rank // 2)
+            waits: dict[str, Any] = {"state": "started", "retired": True} if call == 40 else {}
+            entry = dumps.add(rank, "all_reduce", [[40]], at_ns=begun_ns, **waits)
+            if not waits:
+                entry["time_discovered_completed_ns"] = START_NS + call * step_ns + 30_000_000 + skew_ns * (rank // 2)
+    return dumps
+
+
+@pytest.mark.parametrize("minutes", [-20, -12, 12, 20])
+def test_hosts_whose_clocks_are_further_apart_than_a_timeout_are_not_called_late(tmp_path: Path, minutes: int) -> None:
+    report = long_job(minutes * MINUTE_NS).diagnosed(tmp_path)
+
+    assert (report.verdict.name, report.verdict.culprits) == ("transport-stuck", ())
+
+
+def test_a_rank_that_is_late_by_the_clock_of_its_host_is_told_apart_from_a_clock_that_is_ahead(tmp_path: Path) -> None:
+    dumps = long_job(12 * MINUTE_NS)
+    dumps.entries[2][-1] |= {"time_created_ns": dumps.entries[2][-1]["time_created_ns"] + 11 * MINUTE_NS}
+    dumps.entries[2][-1] |= {"retired": False}
+
+    verdict = dumps.diagnosed(tmp_path).verdict
+
+    assert (verdict.name, verdict.culprits) == ("late-rank", (2,))
