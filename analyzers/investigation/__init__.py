@@ -38,6 +38,7 @@ from distdiag.analyzers.investigation.queues import queues_of
 from distdiag.analyzers.investigation.reductions import of_several_kinds, told_apart
 from distdiag.analyzers.investigation.scene import Scene
 from distdiag.analyzers.investigation.sizes import of_messages, size_mismatches
+from distdiag.analyzers.investigation.sources import in_order
 from distdiag.analyzers.investigation.standing import refused, standing
 from distdiag.analyzers.investigation.streams import collectives_of, groups_that_differ
 from distdiag.analyzers.investigation.trust import confidence_of, within_source
@@ -98,22 +99,32 @@ def _accused(roots: Sequence[Incident]) -> list[tuple[str, tuple[int, ...]]]:
     return [(incident.name, incident.culprits) for incident in roots]
 
 
-def _depending_on_clocks(run: Run, roots: Sequence[Incident], others: Sequence[Incident]) -> Incident:
+def _depending_on_clocks(run: Run, *possible: Sequence[Incident]) -> Incident:
     """Return that it is one thing or another, whichever clocks are right."""
-    either = [words for found in (roots, others) if (words := _suspicion(found))]
+    either = sorted(words for found in possible if (words := _suspicion(found)))
+    accused = {rank for found in possible for each in found for rank in each.culprits}
+    roots = possible[0]
     ranks = {rank for incident in roots for rank in (*incident.culprits, *incident.victims)}
     return Incident(
         name=INSUFFICIENT,
         time_ns=roots[0].time_ns,
         basis=Unexplained(
             ranks=tuple(sorted(ranks)),
-            reason=f"{' or '.join(either)}: which of them cannot be told, {why_uncertain(run)}",
+            reason=f"{' or '.join(either)}: which of them cannot be told, {why_uncertain(run, accused)}",
         ),
     )
 
 
 def _suspicion(found: Sequence[Incident]) -> str:
-    return next((f"{each.name} ({named(each.culprits)})" if each.culprits else each.name for each in found), "")
+    return next((_in_short(each) for each in found), "")
+
+
+def _in_short(incident: Incident) -> str:
+    basis = incident.basis
+    if isinstance(basis, Death) and basis.ranks:
+        site = f" ({short(basis.site)})" if basis.site is not None else ""
+        return f"{incident.name} ({named(basis.ranks)}: {first_line(basis.what)}{site})"
+    return f"{incident.name} ({named(incident.culprits)})" if incident.culprits else incident.name
 
 
 def _roots(run: Run, lives: Mapping[int, Life]) -> tuple[tuple[Incident, ...], tuple[Wait, ...]]:
@@ -141,7 +152,7 @@ def _roots(run: Run, lives: Mapping[int, Life]) -> tuple[tuple[Incident, ...], t
         *of_told_sizes(run, stuck),
         *_deaths(run, deaths_of(run, lives, since), stuck),
     ]
-    roots = _first(found)
+    roots = _first(run, found)
     if not roots:
         then = giving_up(run, lives)
         waits = waits if then is None else then.waits
@@ -151,11 +162,30 @@ def _roots(run: Run, lives: Mapping[int, Life]) -> tuple[tuple[Incident, ...], t
     return roots, waits
 
 
-def _first(found: Sequence[Incident]) -> tuple[Incident, ...]:
+def _first(run: Run, found: Sequence[Incident]) -> tuple[Incident, ...]:
     """Return the incident whose first event came first; what nothing but call sites says yields to a death."""
     strong = [incident for incident in found if not _is_weak(incident)]
     # ``found`` holds the deaths last: at the same moment they are the consequence.
-    return tuple(sorted(strong or found, key=lambda each: each.time_ns)[:1])
+    first = sorted(strong or found, key=lambda each: each.time_ns)[:1]
+    rivals = [each for each in strong if first and _may_be_first(run, first[0], each)]
+    telling = [each for each in (*first, *rivals) if not _says_nothing(each)]
+    if not rivals or len(telling) == 1:
+        return tuple(telling or first)
+    return (_depending_on_clocks(run, *[(each,) for each in telling or (*first, *rivals)]),)
+
+
+def _may_be_first(run: Run, first: Incident, other: Incident) -> bool:
+    """Return whether a death may have come before one that seems to: no clock is common to them."""
+    if not (isinstance(first.basis, Death) and isinstance(other.basis, Death)) or first is other:
+        return False
+    one, another = first.basis.ranks, other.basis.ranks
+    return bool(one and another) and not in_order(run, (*one, *another))
+
+
+def _says_nothing(incident: Incident) -> bool:
+    """Return whether no more is known of a death than a code with which watchdogs, too, end their processes."""
+    basis = incident.basis
+    return isinstance(basis, Death) and not basis.frames and basis.what.startswith(("SIGABRT", "exit code"))
 
 
 def _is_weak(incident: Incident) -> bool:

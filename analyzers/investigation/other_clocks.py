@@ -4,7 +4,7 @@ Clocks that nothing compares, or only coarsely, may be wrong by minutes: one of 
 is found must then be found, too, if they began together, if they ended together, or if they failed together.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import pandas as pd
 from distdiag.analyzers._wording import named, seconds
 from distdiag.analyzers.investigation.lives import SECOND_NS, Life
 from distdiag.analyzers.investigation.rows import records
+from distdiag.analyzers.investigation.sources import in_order, only_text
 from distdiag.run import Run
 from distdiag.run.clocks import SAME_CLOCK_NS
 from distdiag.run.frames import TIMES
@@ -34,9 +35,11 @@ def at_other_times(run: Run, lives: Mapping[int, Life]) -> Iterator[Run]:
             yield shifted(run, shifts)
 
 
-def why_uncertain(run: Run) -> str:
-    """Return what is wrong with the clocks, in words."""
-    error_ns = run.quality.clock_error_ns
+def why_uncertain(run: Run, ranks: Iterable[int] = ()) -> str:
+    """Return what is wrong with the clocks of some ranks, in words; without any, of all."""
+    error_ns, about = run.quality.clock_error_ns, tuple(ranks) or run.ranks
+    if only_text(run) and not in_order(run, about):
+        return f"nothing tells the order of what {named(about)} say"
     if error_ns is not None:
         return f"the clocks of their hosts agree to {seconds(error_ns)} only"
     one, *others = run.islands

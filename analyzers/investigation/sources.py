@@ -2,7 +2,7 @@
 
 import re
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from distdiag.analyzers._wording import named, verb
 from distdiag.analyzers.investigation.rows import records
@@ -12,8 +12,8 @@ from distdiag.run import Run
 OWN = "distdiag"
 TEXT = "stderr"
 STACKS = "stacks"
-UNHEARD = "unheard"
-"""Setting in the header of a rank of which an importer found nothing, though others were heard of."""
+UNHEARD, UNTIMED = "unheard", "untimed"
+"""Settings in the header of a rank: an importer found nothing of it, though others were heard of, or no moment."""
 NOT_TOLD = {
     TEXT: "what the processes printed, which tells no steps, no calls that ended and seldom who is in a group",
     STACKS: "stacks, which tell where threads stood at one moment and nothing of before",
@@ -40,7 +40,20 @@ def _own(run: Run) -> frozenset[int]:
 
 def unheard(run: Run) -> frozenset[int]:
     """Return the ranks of which foreign files hold nothing at all."""
-    return frozenset(int(header.rank) for header in records(run.headers) if UNHEARD in (header.settings or {}))
+    return _with_setting(run, UNHEARD)
+
+
+def in_order(run: Run, ranks: Iterable[int]) -> bool:
+    """Return whether it is told which of some ranks did something first: all tell moments, of clocks that compare."""
+    among = frozenset(ranks)
+    if len(among) < 2:
+        return True
+    compare = len(run.islands) < 2 or any(among <= island for island in run.islands)
+    return compare and not among & _with_setting(run, UNTIMED)
+
+
+def _with_setting(run: Run, setting: str) -> frozenset[int]:
+    return frozenset(int(header.rank) for header in records(run.headers) if setting in (header.settings or {}))
 
 
 def unread(run: Run, ranks: Collection[int]) -> str:

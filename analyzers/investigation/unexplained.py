@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 
-from distdiag.analyzers._wording import named
+from distdiag.analyzers._wording import named, verb
 from distdiag.analyzers.investigation.deaths import NO_SIGNAL, Death
 from distdiag.analyzers.investigation.incident import Incident, Unexplained
 from distdiag.analyzers.investigation.last_seen import LastSeen
 from distdiag.analyzers.investigation.lives import End, Life
 from distdiag.analyzers.investigation.paths import location
+from distdiag.analyzers.investigation.sources import in_order
 from distdiag.analyzers.investigation.vanished import SILENCE_NS
 from distdiag.run import Run
 
@@ -30,7 +31,9 @@ def unexplained(run: Run, lives: Mapping[int, Life]) -> Iterator[Incident]:
     elif failed:
         first = min(failed.values(), key=lambda life: (life.failed_ns or 0, life.rank))
         said = (first.failure or "in making a process group").splitlines()[0]
-        what = f"rank {first.rank} was the first to fail: {said}"
+        told = in_order(run, failed)
+        who = f"rank {first.rank} was the first to fail" if told else f"{named(failed)} failed, which first is not told"
+        what = f"{who}: {said}"
         missing = f"; {named(run.missing)} left no log" if run.missing else ""
         yield _nothing_known(failed, f"{what}{missing}")
 
@@ -48,7 +51,8 @@ def _stop_together(lives: Mapping[int, Life]) -> bool:
 
 def _all_at_once(silent: Mapping[int, Life]) -> str:
     if all(life.end is End.TORN_DOWN for life in silent.values()):
-        return f"{named(silent)} were told to stop by SIGTERM, all at the same time"
+        together = ", all at the same time" if len(silent) > 1 else ""
+        return f"{named(silent)} {verb(silent, 'was', 'were')} told to stop by SIGTERM{together}"
     return (
         "all logs end at the same time without a word: it was killed from outside, or goes on where nobody can see it"
     )

@@ -143,6 +143,7 @@ def _one_log(sources: Sequence[Imported]) -> Iterator[events.Event]:
             headers[0],
             source="+".join(dict.fromkeys(header.source for header in headers)),
             world_size=max((h.world_size for h in headers if h.world_size is not None), default=None),
+            settings={name: value for header in headers for name, value in header.settings.items()},
         )
     teller = next((source for source in sources if source.tells_calls), sources[0])
     for position, source in enumerate(sources):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from distdiag.importers._contract import Imported
 from distdiag.importers._text import collectors
+from distdiag.importers._text.clocks import clocks_of
 from distdiag.importers._text.families import INTERESTING
 from distdiag.importers._text.lines import left_out_bytes, wide_encoding
 from distdiag.importers._text.moments import clockless, moments_of, ordinary_of
@@ -53,7 +54,8 @@ def read(files: Sequence[Path]) -> Iterator[Imported]:
     notes += others
     told = owned(transcripts)
     bars = [transcript.bar for transcript in transcripts if transcript.bar is not None]
-    yield from imported(moments_of(told, transcripts), told, bars, ordinary_of(transcripts))
+    moments, clocks = moments_of(told, transcripts), clocks_of(told, transcripts)
+    yield from imported(moments, told, bars, ordinary_of(transcripts), clocks)
     notes += _notes(transcripts)
     if notes:
         yield Imported(rank=None, attempt=0, events=(), notes=tuple(notes))

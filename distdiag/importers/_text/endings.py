@@ -1,7 +1,7 @@
 """How ranks ended: their own errors, what launchers saw of them, and what else was worth a line."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -9,7 +9,19 @@ from distdiag import events
 from distdiag.events import CONSEQUENCE, STUCK_WATCHDOG, TELLING, UNSIGNED
 from distdiag.importers._text.dumps import FAULTHANDLER, MAIN
 from distdiag.importers._text.exit_codes import SIGTERM
-from distdiag.importers._text.facts import Ended, Frozen, Heard, Raised, Remark, Role, Signalled, Stacked, Torn, What
+from distdiag.importers._text.facts import (
+    Ended,
+    Frozen,
+    Heard,
+    Raised,
+    Remark,
+    Role,
+    Said,
+    Signalled,
+    Stacked,
+    Torn,
+    What,
+)
 from distdiag.importers._text.owners import Told
 from distdiag.importers._text.tales import Job
 from distdiag.importers._text.times import SECOND_NS
@@ -21,6 +33,10 @@ ALONE_NS = 60 * SECOND_NS
 """A process that goes on to print for so long after an error of its own handled it."""
 ONCE_NS = 5 * SECOND_NS
 """Time in which a rank that failed may still be seen to come into one more wait."""
+FAR_NS = 3600 * SECOND_NS
+"""Clocks of hosts may differ by so much, and a job takes so long to end, at most."""
+OF_OTHERS = (1, -6, -15)
+"""Codes with which processes end whose peers are gone: of an exception, of a watchdog, and of their launcher."""
 SIGNALS = {6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 SHELL_SIGNAL = 128
 """What a shell adds to the number of a signal."""
@@ -91,7 +107,7 @@ def tell_ends(job: Job) -> None:
     stopped = _stopped(job)
     for moment, told in job.told:
         what = told.said.what
-        if isinstance(what, Ended) and told.said.line.number > stopped.get(told.said.file, told.said.line.number):
+        if isinstance(what, Ended) and _follows(job, told.said, what, moment, stopped):
             continue
         if isinstance(what, Remark):
             _remark(job, told.rank, what, moment)
@@ -121,14 +137,29 @@ def tell_ends(job: Job) -> None:
             )
 
 
-def _stopped(job: Job) -> dict[int, int]:
-    """Return by number of file the first line that says that somebody ended the job."""
-    lines: dict[int, int] = {}
-    for _, told in job.told:
+def _stopped(job: Job) -> dict[int, tuple[int, int]]:
+    """Return by number of file the first line that says that somebody ended the job, and its moment."""
+    lines: dict[int, tuple[int, int]] = {}
+    for moment, told in job.told:
         said = told.said
         if isinstance(said.what, Remark) and said.what.stops:
-            lines[said.file] = min(said.line.number, lines.get(said.file, said.line.number))
+            line = said.line.number, moment
+            lines[said.file] = min(line, lines.get(said.file, line))
     return lines
+
+
+def _follows(job: Job, said: Said, ended: Ended, moment: int, stopped: Mapping[int, tuple[int, int]]) -> bool:
+    """Return whether a process ended after somebody had ended the job, as any file tells it.
+
+    Other hosts say it by their own clocks: there, what any process does whose peers are gone is taken to follow.
+    """
+    if said.file in stopped:
+        return said.line.number > stopped[said.file][0]
+    for file, (_, stop_ns) in stopped.items():
+        same = job.clocks.files.get(said.file) == job.clocks.files.get(file)
+        if moment > stop_ns if same else _signed(ended.code) in OF_OTHERS and abs(moment - stop_ns) < FAR_NS:
+            return True
+    return False
 
 
 def _began_late(job: Job, frozen: Frozen, moment: int) -> bool:

@@ -6,6 +6,7 @@ from distdiag import events
 from distdiag.events import STUCK_WATCHDOG, UNSIGNED
 from distdiag.importers._contract import Imported
 from distdiag.importers._text.absences import tell_bars, tell_missed, tell_silence
+from distdiag.importers._text.clocks import Clocks
 from distdiag.importers._text.endings import remarked, tell_consequences, tell_ends, tell_errors
 from distdiag.importers._text.normalise import Bar
 from distdiag.importers._text.owners import Told
@@ -27,10 +28,12 @@ RUN = "imported"
 HOST = "unknown"
 UNHEARD = "unheard"
 """Setting of a rank of which nothing was found, though others were heard of."""
+UNTIMED = "untimed"
+"""Setting of a rank none of whose words bears a moment."""
 
 
 def imported(
-    moments: Sequence[int], told: Sequence[Told], bars: Sequence[Bar], ordinary: Mapping[int, int]
+    moments: Sequence[int], told: Sequence[Told], bars: Sequence[Bar], ordinary: Mapping[int, int], clocks: Clocks
 ) -> Iterator[Imported]:
     """Yield what was told, by attempt and rank.
 
@@ -41,7 +44,7 @@ def imported(
     for moment, each in zip(moments, told, strict=True):
         attempts.setdefault(each.attempt, []).append((moment, each))
     for attempt, said in sorted(attempts.items()):
-        yield from _attempt(attempt, Job(said, ordinary), bars)
+        yield from _attempt(attempt, Job(said, ordinary, clocks), bars)
 
 
 def _attempt(attempt: int, job: Job, bars: Sequence[Bar]) -> Iterator[Imported]:
@@ -122,12 +125,12 @@ def _header(job: Job, rank: int, tale: Tale, attempt: int) -> events.Header:
         attempt=attempt,
         rank=rank,
         world_size=job.groups.world,
-        host=HOST,
+        host=job.clocks.ranks.get(rank) or HOST,
         pid=tale.pid,
         source=SOURCE,
         wall_ns=job.first_ns,
         monotonic_ns=job.first_ns,
         stall_after_seconds=0.0,
         max_bytes=0,
-        settings={UNHEARD: "yes"} if tale.silent else {},
+        settings=dict.fromkeys([UNHEARD] * tale.silent + [UNTIMED] * (rank in job.clocks.untimed), "yes"),
     )

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from distdiag import events
+from distdiag.importers._text.clocks import Clocks
 from distdiag.importers._text.facts import Remark
 from distdiag.importers._text.groups import GroupBook
 from distdiag.importers._text.moments import LONGEST_MS, MILLISECOND_NS
@@ -73,9 +74,10 @@ class Tale:
 class Job:
     """One attempt: everything told, by time, and the tales of its ranks."""
 
-    def __init__(self, told: Sequence[tuple[int, Told]], ordinary: Mapping[int, int]) -> None:
+    def __init__(self, told: Sequence[tuple[int, Told]], ordinary: Mapping[int, int], clocks: Clocks) -> None:
         self.ordinary = ordinary
         """By number of file, when its last line was written that is not understood."""
+        self.clocks = clocks
         self.told = sorted(told, key=lambda pair: (pair[0], pair[1].said.file, pair[1].said.line.number))
         self.groups = GroupBook(each for _, each in self.told)
         self.tales: dict[int, Tale] = {}
