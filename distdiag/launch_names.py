@@ -35,6 +35,15 @@ def names_of_launch(headers: Iterable[tuple[int, events.Header]], newest: events
     return frozenset(names)
 
 
+def began_later(header: events.Header, other: events.Header) -> bool:
+    """Return whether of two processes of one rank and launch the first began after the other.
+
+    On one host its clock tells; clocks of several may differ by more than a restart takes, but attempts are counted.
+    """
+    apart = header.host != other.host and header.attempt != other.attempt
+    return header.attempt > other.attempt if apart else header.wall_ns > other.wall_ns
+
+
 def _job(name: str) -> str:
     return name.rpartition("@")[0]
 

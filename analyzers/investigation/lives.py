@@ -28,8 +28,9 @@ FATAL_SIGNALS = re.compile(r"SIG(?!TERM)[A-Z0-9]+")
 TIMEOUT = re.compile(r"timed out|time-out|timeout|wait timeout|clients joined", re.IGNORECASE)
 """What a wait says that gave up; nobody fails of it who had no reason to wait."""
 CONNECTION = re.compile(
-    r"connection (?:was )?(?:reset|closed|refused|aborted)|closed by (?:remote )?peer|broken pipe|(?:read|write) error"
-    r"|remote process|recv(?:value)? failed|failed to recv|pair closure|communicator (?:was )?aborted|socket",
+    r"connection (?:was )?(?:reset|closed|refused|abort(?:ed)?)\b|closed by (?:remote )?peer|broken pipe"
+    r"|(?:read|write) error|remote process|recv(?:value)? failed|failed to recv|pair closure"
+    r"|communicator (?:was )?aborted|socket",
     re.IGNORECASE,
 )
 """What a wait says whose other side went away."""

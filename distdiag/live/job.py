@@ -10,7 +10,7 @@ import psutil
 
 from distdiag import events
 from distdiag.journal.segments import rank_of
-from distdiag.launch_names import name_told, names_of_launch
+from distdiag.launch_names import began_later, name_told, names_of_launch
 from distdiag.live.groups import Groups, GroupState
 from distdiag.live.learning import take
 from distdiag.live.ranks import RankState
@@ -169,7 +169,7 @@ class Job:
         """Take the ranks of the newest launch, and forget the others."""
         if not self._states:
             return
-        newest = max((state.header for state in self._states.values()), key=lambda header: header.wall_ns)
+        newest = max(self._not_superseded(), key=lambda header: header.wall_ns)
         if _launch_of(newest) != self._newest:
             self._newest = _launch_of(newest)
             self.began = self.now
@@ -180,11 +180,20 @@ class Job:
             rival = kept.get(state.rank)
             if not _belongs(state, newest, names):
                 del self._states[writer]
-            elif rival is None or rival.header.wall_ns < state.header.wall_ns:
+            elif rival is None or began_later(state.header, rival.header):
                 kept[state.rank] = state
         self.ranks = dict(sorted(kept.items()))
         launches = {_launch_of(state.header) for state in kept.values()}
         self._groups = {launch: groups for launch, groups in self._groups.items() if launch in launches}
+
+    def _not_superseded(self) -> list[events.Header]:
+        """Return for each rank and name of a launch the process that began last."""
+        last: dict[tuple[int, str | None], events.Header] = {}
+        for state in self._states.values():
+            former = last.setdefault((state.rank, name_told(state.header)), state.header)
+            if began_later(state.header, former):
+                last[state.rank, name_told(state.header)] = state.header
+        return list(last.values())
 
 
 def _age_seconds(state: RankState, written_ns: int, wall_ns: int) -> float:

@@ -1,5 +1,6 @@
 """Whose log each file is, and which of the launches in a directory is the one to analyse."""
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from distdiag import events
-from distdiag.launch_names import START_TOGETHER_NS, name_told, names_of_launch
+from distdiag.launch_names import START_TOGETHER_NS, began_later, name_told, names_of_launch
 from distdiag.run.logfiles import LogFile, first_lines, last_lines
 
 
@@ -102,14 +103,15 @@ def choose(processes: Sequence[Process]) -> Launch:
     known = [process for process in processes if process.supported and process.rank is not None]
     if not known:
         return Launch(members={}, unsupported=unsupported, nameless=nameless)
-    newest = max(known, key=lambda process: (process.start_ns, process.stem))
+    newest = max(_not_superseded(known), key=lambda process: (process.start_ns, process.stem))
     claims, others = _claims(known, newest, _names(known, newest))
     members: dict[int, Process] = {}
     doubled: dict[int, tuple[int, ...]] = {}
     older: set[int] = set()
     for rank in sorted(claims):
-        *former, last = claims[rank]
-        rivals = [process for process in former if process.end_ns > last.start_ns > 0]
+        last = functools.reduce(lambda one, other: other if _began_later(other, one) else one, claims[rank])
+        former = [process for process in claims[rank] if process is not last]
+        rivals = [each for each in former if each.end_ns > last.start_ns > 0 and not _restarted(each, last)]
         if rivals:
             doubled[rank] = tuple(sorted(p.header.pid for p in (*rivals, last) if p.header))
         member = rivals[0] if rivals else last
@@ -126,6 +128,22 @@ def choose(processes: Sequence[Process]) -> Launch:
         unsupported=unsupported,
         nameless=nameless,
     )
+
+
+def _not_superseded(known: Sequence[Process]) -> list[Process]:
+    """Return for each rank and name of a launch the process that began last."""
+    last: dict[tuple[int | None, str | None], Process] = {}
+    for process in sorted(known, key=lambda process: (process.start_ns, process.attempt)):
+        former = last.setdefault((process.rank, process.run), process)
+        if _began_later(process, former):
+            last[process.rank, process.run] = process
+    return list(last.values())
+
+
+def _began_later(process: Process, other: Process) -> bool:
+    if process.header is None or other.header is None:
+        return (process.start_ns, process.attempt) > (other.start_ns, other.attempt)
+    return began_later(process.header, other.header)
 
 
 def _names(known: Sequence[Process], newest: Process) -> frozenset[str]:
@@ -145,6 +163,12 @@ def _claims(
         else:
             others.add(process.run or "")
     return claims, others
+
+
+def _restarted(process: Process, last: Process) -> bool:
+    """Return whether a process only seems to have lived with a later one, by the clock of another host."""
+    apart = process.header is not None and last.header is not None and process.header.host != last.header.host
+    return apart and abs(last.start_ns - process.start_ns) >= START_TOGETHER_NS
 
 
 def _belongs(process: Process, newest: Process) -> bool:

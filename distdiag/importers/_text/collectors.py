@@ -28,6 +28,8 @@ SOURCES = (
     "host",
     "_HOSTNAME",
 )
+RANKS = ("rank", "global_rank", "RANK")
+"""What loggers call the rank of who speaks."""
 HOLDERS = ("kubernetes", "labels", "resource", "fields", "jsonPayload", "_source", "stream", "attributes")
 """What facts may lie in."""
 _DOCUMENT = re.compile(rb'\s*(?:\[\s*\{|\{\s*"(?:events|status|data|hits|took|streams|results|entries)"\s*:)')
@@ -114,7 +116,7 @@ def _record(record: Mapping[str, Any]) -> Iterator[bytes]:
     text = _text(record)
     if text is not None:
         moments = (_moment(value) for name in TIMES if (value := record.get(name)) is not None)
-        yield from _lines(next(filter(None, moments), ""), _source(record), text)
+        yield from _lines(next(filter(None, moments), ""), _source(record), text, _rank(record))
 
 
 def _text(record: Mapping[str, Any]) -> str | None:
@@ -123,6 +125,13 @@ def _text(record: Mapping[str, Any]) -> str | None:
 
 def _source(record: Mapping[str, Any]) -> str:
     return _LABEL.sub("-", _first(record, SOURCES) or "").strip("-")
+
+
+def _rank(record: Mapping[str, Any]) -> str:
+    """Return the prefix of a rank that a record tells beside its message."""
+    holders = (record, *(held for name in HOLDERS if isinstance(held := record.get(name), dict)))
+    told = (str(holder[name]) for holder in holders for name in RANKS if name in holder)
+    return next((f"[rank{rank}]: " for rank in told if rank.isdecimal()), "")
 
 
 def _first(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
@@ -134,8 +143,8 @@ def _first(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
     return None
 
 
-def _lines(moment: str, source: str, text: str) -> Iterator[bytes]:
-    before = (f"{moment} | " if moment else "") + (f"{source} | " if source else "")
+def _lines(moment: str, source: str, text: str, rank: str = "") -> Iterator[bytes]:
+    before = (f"{moment} | " if moment else "") + (f"{source} | " if source else "") + rank
     for line in text.rstrip("\n").split("\n"):
         yield (before + line).encode()
 

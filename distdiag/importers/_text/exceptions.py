@@ -16,7 +16,7 @@ MAX_MESSAGE_LINES = 12
 MAX_CAUSES = 8
 
 CONSEQUENCE = re.compile(
-    r"timed out|time-?out|clients joined|connection (?:was )?(?:reset|closed|refused|aborted)"
+    r"timed out|time-?out|clients joined|connection (?:was )?(?:reset|closed|refused|abort(?:ed)?)\b"
     r"|closed by (?:remote )?peer|broken pipe|read error|write error|remote process|recvvalue failed|failed to recv"
     r"|pair closure|monitoredBarrier"
     r"|Remote Rank did not send|Getting socket times out|Hccl\w+, error code is (?:6|9)\b"

@@ -32,7 +32,7 @@ _AFTER_HOST = r"(?=\[|Traceback|  |[A-Za-z_.]+(?:Error|Exception|Interrupt)\b)"
 _PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("quote", re.compile(r"(?:> ?)+")),
     ("rank", re.compile(r"\[rank:? ?(?P<rank>\d+)\]:? ?")),
-    ("mpi", re.compile(r"\[\d+,(?:mpirank:)?(?P<rank>\d+)(?:,[\w.-]+)?\]<std(?:err|out)>:")),
+    ("mpi", re.compile(r"\[(?:\d+,(?:mpirank:)?)?(?P<rank>\d+)(?:,[\w.-]+)?\]<std(?:err|out)>:")),
     ("role", re.compile(r"\[(?P<label>[A-Za-z_]+(?P<local>\d+))\]:")),
     ("vllm", re.compile(r"\((?P<label>(?:Vllm)?Worker[ _]TP(?P<local>\d+)(?:_EP\d+)? pid=(?P<pid>\d+))\) ?")),
     (

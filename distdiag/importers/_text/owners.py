@@ -30,6 +30,8 @@ from distdiag.importers._text.stores import INIT, waiter_in
 
 MAX_LOCAL_RANKS = 8
 """Jobs of more ranks span several hosts, so that the number of a device tells no rank."""
+LEAST_WAITING = 2
+"""Ranks of which all but one must be heard, where nothing tells how many there are."""
 _LABELLED_PID = re.compile(r"\bpid=(\d{1,9})\b")
 _ACTOR = re.compile(r"\bpid: (?P<pid>\d{1,9})\s+name: \w*WorkerDict_0:(?P<rank>\d{1,4})\b")
 """An actor of Ray that died, as verl names it: by host, counted from 0, and rank on that host."""
@@ -244,5 +246,7 @@ def _raiser(raised: Raised, told: Sequence[Told]) -> int | None:
     if device and world <= MAX_LOCAL_RANKS and int(device[1]) not in speaking:
         return int(device[1])
     waited = {each.rank for each in told if isinstance(each.said.what, Waited)}
+    if len(waited) < LEAST_WAITING and not any(isinstance(each.said.what, World) for each in told):
+        return None  # the highest rank that speaks in an excerpt tells no size
     others = set(range(world)) - waited
     return others.pop() if len(others) == 1 else None

@@ -147,7 +147,7 @@ class _Reader:
             self._broken = _Broken(line, joined)
             return
         for family in families:
-            self._add(family.parse(line), family.role, line)
+            self._add(family.parse(line), family.role, line, self._stamp)
 
     def _join(self, line: Line | None) -> bool:
         """Join a line to the message that broke off before it; return whether it belonged to that."""
@@ -198,8 +198,8 @@ class _Reader:
             for what, role in opened.block.close():
                 self._add((what,), role, opened.line, opened.stamp)
 
-    def _add(self, whats: Iterable[What], role: Role, line: Line, stamp: Stamp | None = None) -> None:
-        lent = stamp or self._stamp
+    def _add(self, whats: Iterable[What], role: Role, line: Line, lent: Stamp | None) -> None:
+        """Keep what a line says; ``lent`` is the last moment that was written before it, however late it is read."""
         stamped = replace(line, stamp=line.stamp or lent, borrowed=line.stamp is None and lent is not None)
         for what in whats:
             if len(self._transcript.said) >= MAX_SAID:
