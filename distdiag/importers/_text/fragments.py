@@ -19,6 +19,22 @@ _BARE = re.compile(
     r"(?P<message>(?=.*(?:NCCL error|CUDA error|gloo/transport|[Cc]onnection|[Ss]ocket|[Tt]imed out|DataLoader worker"
     r"|Triton Error|C10d store)).+)"
 )
+_OWN = (
+    "KeyError: ",
+    "ValueError: ",
+    "TypeError: ",
+    "IndexError: ",
+    "AttributeError: ",
+    "AssertionError: ",
+    "FileNotFoundError: ",
+    "ModuleNotFoundError: ",
+    "ImportError: ",
+    "OSError: ",
+    "NotImplementedError: ",
+    "ZeroDivisionError: ",
+)
+"""Errors of Python's own, which say enough where a launcher wrote the rank before them."""
+_SIGNED = re.compile(rf"(?P<type>{'|'.join(_OWN).replace(': ', '')}): (?P<message>.+)")
 _CONTINUES = re.compile(r"nccl\w+Error|nccl\w+: |Last error|ncclInvalidUsage|Duplicate GPU|\w+: Call to |socket\w+: ")
 _BEGINS_BOX = re.compile(r"[╭┌].*Traceback \(most recent call last\)")
 _BOXED_FRAME = re.compile(r"[│|]\s*(?P<file>/?[^\s:]+\.py):(?P<line>\d+) in (?P<function>[\w<>.]+)")
@@ -94,6 +110,11 @@ def _bare(line: Line) -> _Bare | None:
     return _Bare(found["type"], found["message"]) if found else None
 
 
+def _signed(line: Line) -> _Bare | None:
+    found = _SIGNED.match(line.text) if line.rank is not None or line.local_rank is not None else None
+    return _Bare(found["type"], found["message"]) if found else None
+
+
 def _handled(line: Line) -> _Bare | None:
     found = _HANDLED.search(line.text)
     return _Bare(found["type"], found["message"]) if found else None
@@ -118,6 +139,7 @@ BLOCKS = (
         needles=("DistBackendError: ", "DistNetworkError: ", "DistStoreError: ", "DistError: ", "RuntimeError: "),
         open=_bare,
     ),
+    BlockFamily(name="signed-exception", needles=_OWN, open=_signed),
     BlockFamily(
         name="rendezvous-failed", needles=("RendezvousConnectionError: ", "RendezvousTimeoutError: "), open=_bare
     ),

@@ -75,3 +75,20 @@ def test_a_rank_beside_the_message_of_a_json_log_is_who_says_it(tmp_path: Path) 
     verdict = told_by(tmp_path, json.dumps(record))
 
     assert (verdict.name, verdict.culprits) == ("rank-died", (2,))
+
+
+def test_an_error_of_python_that_was_copied_without_its_traceback_is_its_ranks(tmp_path: Path) -> None:
+    closed = "[rank0]: RuntimeError: [/gloo/transport/tcp/pair.cc:525] Connection closed by peer [10.0.0.2]:1234"
+
+    verdict = told_by(tmp_path, closed, "[rank1]: KeyError: 'input_ids'")
+
+    assert (verdict.name, verdict.culprits) == ("rank-died", (1,))
+    assert "KeyError: 'input_ids'" in verdict.summary
+
+
+def test_errors_that_nobody_signs_are_words_like_any(tmp_path: Path) -> None:
+    waits = [out.watchdog(rank, 9) for rank in range(4)]
+
+    verdict = told_by(tmp_path, "KeyError: 'x' was skipped, as ValueError: y was", *waits)
+
+    assert (verdict.name, verdict.culprits) == ("transport-stuck", ())
