@@ -15,7 +15,7 @@ from distdiag.importers._contract import Measured
 from distdiag.importers._ranks import told_rank_in_name
 from distdiag.importers._text.filenames import numbered
 from distdiag.importers._traces.chunks import unpacked_head
-from distdiag.importers._traces.collectives import Collectives, collectives
+from distdiag.importers._traces.counted import Collectives, collectives
 from distdiag.importers._traces.device import timelines
 from distdiag.importers._traces.pieces import NotATraceError
 from distdiag.importers._traces.timeline import Timeline

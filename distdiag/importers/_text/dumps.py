@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from distdiag import events
+from distdiag.importers._text.facts import Role, Stacked, What
+from distdiag.importers._text.kinds import BlockFamily
+from distdiag.importers._text.normalise import Line
+from distdiag.run.crashes import SIGNALS
 
 MAX_FRAMES = 1000
 """Python's own limit of recursion."""
@@ -198,3 +202,40 @@ def _stack(name: str | None, number: str, frames: list[str]) -> events.ThreadSta
 def _rank_in(command: str) -> int | None:
     found = _LOCAL_RANK.search(command)
     return int(found[1]) if found else None
+
+
+MAX_LINES = 20_000
+_FATAL = re.compile(r"Fatal Python error: (?P<reason>[^\n]+)")
+_BELONGS = re.compile(r'\s*(?:$|\.\.\.|File ".*", line (?:\d+|\?\?\?) in )')
+
+
+class _Dump:
+    """The threads of one process, the running one first or last."""
+
+    def __init__(self, line: Line) -> None:
+        found = _FATAL.search(line.text)
+        self._signal = SIGNALS.get(found["reason"].strip()) if found else None
+        self._lines = [line.text]
+
+    def feed(self, line: Line) -> bool:
+        text = line.text
+        belongs = _BELONGS.match(text) or BEGINS_FAULT_THREAD.match(text)
+        if not belongs or len(self._lines) >= MAX_LINES:
+            return False
+        self._lines.append(text)
+        return True
+
+    def close(self) -> Iterable[tuple[What, Role]]:
+        for dump in from_text(self._lines):
+            yield Stacked(threads=tuple(dump.threads), signal=self._signal), Role.UNKNOWN
+            return
+        if self._signal is not None:
+            yield Stacked(threads=(), signal=self._signal), Role.UNKNOWN
+
+
+def _dump(line: Line) -> _Dump | None:
+    begins = _FATAL.match(line.text) or BEGINS_FAULT_THREAD.match(line.text)
+    return _Dump(line) if begins else None
+
+
+BLOCKS = (BlockFamily(name="stacks", needles=("Fatal Python error:", "(most recent call first):"), open=_dump),)

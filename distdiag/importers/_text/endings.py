@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from distdiag import events
 from distdiag.events import CONSEQUENCE, STUCK_WATCHDOG, TELLING, UNSIGNED
 from distdiag.importers._text.dumps import FAULTHANDLER, MAIN
-from distdiag.importers._text.exit_codes import SIGTERM
 from distdiag.importers._text.facts import (
+    SIGTERM,
     Ended,
     Frozen,
     Heard,

@@ -3,18 +3,14 @@
 import re
 
 from distdiag.importers._text import (
-    desync,
     detail,
     devices,
+    dumps,
     exceptions,
-    faults,
     fragments,
-    horovod,
-    hosts,
     launchers,
     mpi,
     nccl,
-    slurm,
     stores,
     torchrun,
     watchdog,
@@ -27,9 +23,7 @@ FAMILIES: tuple[Family, ...] = (
     *stores.FAMILIES,
     *exceptions.FAMILIES,
     *torchrun.FAMILIES,
-    *slurm.FAMILIES,
     *mpi.FAMILIES,
-    *hosts.FAMILIES,
     *launchers.FAMILIES,
     *nccl.FAMILIES,
     *devices.FAMILIES,
@@ -38,12 +32,11 @@ FAMILIES: tuple[Family, ...] = (
 
 BLOCKS: tuple[BlockFamily, ...] = (
     *exceptions.BLOCKS,
-    *faults.BLOCKS,
+    *dumps.BLOCKS,
     *watchdog.BLOCKS,
-    *desync.BLOCKS,
+    *detail.BLOCKS,
     *mpi.BLOCKS,
     *torchrun.BLOCKS,
-    *horovod.BLOCKS,
     *nccl.BLOCKS,
     *fragments.BLOCKS,
 )

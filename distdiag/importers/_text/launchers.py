@@ -1,9 +1,9 @@
-"""What launchers of frameworks say of the processes they started: DeepSpeed's, Composer's, Ray's."""
+"""What launchers, SLURM, Kubernetes, shells and the kernel say of the processes they started, or ended."""
 
 import re
 from collections.abc import Iterator
 
-from distdiag.importers._text.facts import Ended, Raised, Remark, Role, Speaker, What
+from distdiag.importers._text.facts import SIGKILL, SIGNAL_NUMBERS, Ended, Raised, Remark, Role, Speaker, What
 from distdiag.importers._text.kinds import Family
 from distdiag.importers._text.normalise import Line
 
@@ -76,6 +76,92 @@ def section(line: Line) -> Iterator[What]:
         yield Speaker(rank=int(found["rank"]))
 
 
+MAX_TASKS = 4000
+"""A range of tasks is read so far: a line that speaks of more was misread."""
+_TASK = re.compile(
+    r"srun: error: [\w.-]+: tasks? (?P<tasks>[\d,-]+): (?:(?P<words>Killed|Terminated|Aborted|Bus error|"
+    r"Segmentation fault|Out Of Memory)|Exited with exit code (?P<code>\d+))"
+)
+_NODE = re.compile(r"srun: error: Node failure on (?P<node>[\w.-]+)")
+_SCHEDULER = re.compile(
+    r"(?P<kind>JOB|STEP) (?P<job>[\w.+-]+) ON \S+ CANCELLED AT (?P<moment>[\dT:-]+)(?: DUE TO (?P<reason>[A-Z ]+))?"
+)
+
+
+def task(line: Line) -> Iterator[What]:
+    """Read how tasks of SLURM ended."""
+    found = _TASK.search(line.text)
+    if not found:
+        return
+    code = int(found["code"]) if found["code"] else -SIGNAL_NUMBERS[found["words"]]
+    for rank in _ranks_in(found["tasks"]):
+        yield Ended(code=code, rank=rank)
+    if found["words"] == "Out Of Memory":
+        yield Remark(text=f"SLURM says that {found['tasks']} ran out of memory", telling=True)
+
+
+def cancelled(line: Line) -> Iterator[What]:
+    """Read that SLURM ended a job."""
+    found = _SCHEDULER.search(line.text)
+    if found:
+        reason = (found["reason"] or "").strip().lower()
+        because = f" because of {reason}" if reason else ": somebody, or another job's rule, cancelled it"
+        what = "job" if found["kind"] == "JOB" else "step"
+        text = f"SLURM ended {what} {found['job']} at {found['moment']}{because}"
+        # Without a reason it may be what follows upon the end of a task.
+        yield Remark(text=text, telling=True, stops=bool(reason))
+
+
+def node_failed(line: Line) -> Iterator[What]:
+    """Read that a host failed, and with it all that ran there."""
+    found = _NODE.search(line.text)
+    if found:
+        yield Remark(text=f"SLURM says that node {found['node']} failed", telling=True, stops=True)
+
+
+def _ranks_in(text: str) -> Iterator[int]:
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal() and (not last or last.isdecimal()):
+            yield from range(int(first), min(int(last or first), int(first) + MAX_TASKS) + 1)
+
+
+_SHELL = re.compile(
+    r": line \d+: +(?P<pid>\d+) (?P<words>Killed|Aborted|Bus error|Segmentation fault) +(?:\(core dumped\) )?\S"
+)
+_KERNEL = re.compile(r"[Oo]ut of memory: Killed process (?P<pid>\d+)")
+_LOW = re.compile(r"The node was low on resource: (?P<what>[\w-]+)")
+_CONTAINER = re.compile(r"(?:Reason|reason)\W+OOMKilled\b|\bOOMKilled\s+\d")
+_STEP = re.compile(r"Detected \d+ oom[-_]kill event")
+
+
+def shell(line: Line) -> Iterator[What]:
+    """Read what a shell says of a command that a signal ended."""
+    found = _SHELL.search(line.text)
+    if found:
+        yield Ended(code=-SIGNAL_NUMBERS[found["words"]], pid=int(found["pid"]))
+
+
+def kernel(line: Line) -> Iterator[What]:
+    """Read what the kernel or SLURM says of memory that ran out."""
+    found = _KERNEL.search(line.text)
+    if found:
+        yield Ended(code=-SIGKILL, pid=int(found["pid"]))
+        yield Remark(text=f"the kernel killed process {found['pid']} because the host ran out of memory", telling=True)
+    elif _STEP.search(line.text):
+        yield Remark(
+            text="SLURM counted processes that were killed because their memory limit was reached", telling=True
+        )
+
+
+def kubernetes(line: Line) -> Iterator[What]:
+    """Read why Kubernetes ended a container."""
+    if found := _LOW.search(line.text):
+        yield Remark(text=f"Kubernetes evicted a pod: its node was low on {found['what']}", telling=True)
+    elif _CONTAINER.search(line.text):
+        yield Remark(text="Kubernetes killed a container because its memory limit was reached", telling=True)
+
+
 FAMILIES = (
     Family(name="lightning-ended", needles=("Child process with PID",), role=Role.INITIATING, parse=lightning),
     Family(name="vllm-worker-died", needles=("died unexpectedly, shutting down",), role=Role.INITIATING, parse=vllm),
@@ -89,5 +175,26 @@ FAMILIES = (
         needles=("A worker died or was killed",),
         role=Role.INITIATING,
         parse=ray_worker,
+    ),
+    Family(name="task-ended", needles=("srun: error:",), role=Role.UNKNOWN, parse=task),
+    Family(name="node-failed", needles=("Node failure on",), role=Role.INITIATING, parse=node_failed),
+    Family(name="cancelled-by-scheduler", needles=(" CANCELLED AT ",), role=Role.TEARDOWN, parse=cancelled),
+    Family(
+        name="kubernetes-ended",
+        needles=("The node was low on resource", "OOMKilled"),
+        role=Role.INITIATING,
+        parse=kubernetes,
+    ),
+    Family(
+        name="host-out-of-memory",
+        needles=("ut of memory: Killed process", "oom_kill event", "oom-kill event"),
+        role=Role.INITIATING,
+        parse=kernel,
+    ),
+    Family(
+        name="shell-ended",
+        needles=(" Killed  ", " Aborted  ", " Bus error  ", " Segmentation fault  ", "(core dumped)"),
+        role=Role.INITIATING,
+        parse=shell,
     ),
 )

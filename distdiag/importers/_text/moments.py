@@ -1,11 +1,14 @@
-"""When things were said, as far as the lines tell; what is not told keeps at least the order of the lines."""
+"""When things were said, and by whose clocks, as far as lines tell; else at least the order of lines is kept."""
 
 import datetime
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from distdiag.importers._text.facts import Ended, Role, Waited
-from distdiag.importers._text.owners import Told
+from distdiag.importers._text.facts import Ended, Role, Torn, Waited
+from distdiag.importers._text.filenames import ranks_of
+from distdiag.importers._text.owners import MAX_LOCAL_RANKS, Told, world_of
 from distdiag.importers._text.reader import Transcript
 from distdiag.importers._text.times import SECOND_NS, Stamp
 
@@ -104,3 +107,43 @@ def _zone(last_ns: int, changed_ns: int) -> int:
     difference = changed_ns - last_ns
     zone = round(difference / QUARTER_NS) * QUARTER_NS
     return zone if abs(difference - zone) <= AT_ONCE_NS and abs(zone) <= FARTHEST_ZONE_NS else 0
+
+
+_OF_HOSTS = re.compile(r"host|node|worker|pod", re.IGNORECASE)
+"""What files are called after that are of a host each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """Whose clocks files and ranks go by: those of one name compare. What is not named goes by the first one's."""
+
+    files: Mapping[int, str]
+    """By number of file, ``""`` for the first."""
+    ranks: Mapping[int, str]
+    untimed: frozenset[int]
+    """Ranks of whose words none bears a moment."""
+
+
+def clocks_of(told: Sequence[Told], transcripts: Sequence[Transcript]) -> Clocks:
+    """Return the clocks of some files and of the ranks that speak in them.
+
+    Files of one rank each, named after it, are of one host where that may have all ranks; of any others, each may be
+    of another host, but for those in which the same ranks speak.
+    """
+    paths = [transcript.path for transcript in transcripts]
+    speakers: dict[int, set[int]] = {}
+    for each in sorted(told, key=lambda each: isinstance(each.said.what, Ended | Torn)):  # a launcher's words come last
+        if each.rank is not None:
+            speakers.setdefault(each.said.file, set()).add(each.rank)
+    named = ranks_of(paths)
+    together = (world_of(told) or 0) <= MAX_LOCAL_RANKS and not any(_OF_HOSTS.search(path.name) for path in paths)
+    together &= all(len(ranks) == 1 and paths[file] in named for file, ranks in speakers.items())
+    stamped = {number for number, each in enumerate(transcripts) if any(said.line.stamp for said in each.said)}
+    files: dict[int, str] = {}
+    of_rank: dict[int, str] = {}
+    for file in [each for each in speakers if each in stamped and not together]:
+        host = next((of_rank[rank] for rank in speakers[file] if rank in of_rank), f"file {file}" if files else "")
+        files[file] = host
+        of_rank |= dict.fromkeys(speakers[file] - of_rank.keys(), host)
+    untimed = {rank for file, ranks in speakers.items() if file not in stamped for rank in ranks}
+    return Clocks(files=files, ranks=of_rank, untimed=frozenset(untimed - of_rank.keys()))

@@ -6,8 +6,8 @@ from distdiag import events
 from distdiag.events import STUCK_WATCHDOG, UNSIGNED
 from distdiag.importers._contract import Imported
 from distdiag.importers._text.absences import tell_bars, tell_missed, tell_silence
-from distdiag.importers._text.clocks import Clocks
 from distdiag.importers._text.endings import remarked, tell_consequences, tell_ends, tell_errors
+from distdiag.importers._text.moments import Clocks
 from distdiag.importers._text.normalise import Bar
 from distdiag.importers._text.owners import Told
 from distdiag.importers._text.records import RankRecords

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from distdiag import events
-from distdiag.importers._text.clocks import Clocks
 from distdiag.importers._text.facts import Remark
 from distdiag.importers._text.groups import GroupBook
-from distdiag.importers._text.moments import LONGEST_MS, MILLISECOND_NS
+from distdiag.importers._text.moments import LONGEST_MS, MILLISECOND_NS, Clocks
 from distdiag.importers._text.names import is_point_to_point
 from distdiag.importers._text.owners import Told
 from distdiag.stackframes import UNKNOWN

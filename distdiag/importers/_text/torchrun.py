@@ -4,8 +4,7 @@ import re
 import signal
 from collections.abc import Iterable, Iterator
 
-from distdiag.importers._text.exit_codes import role_of
-from distdiag.importers._text.facts import Ended, Remark, Restarted, Role, Speaker, Torn, What
+from distdiag.importers._text.facts import Ended, Remark, Restarted, Role, Speaker, Torn, What, role_of
 from distdiag.importers._text.kinds import BlockFamily, Family
 from distdiag.importers._text.normalise import Line
 from distdiag.importers._text.times import stamp_in

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from distdiag.importers._traces.counted import Counted, Mask
-from distdiag.importers._traces.intervals import Gaps, Intervals, gaps, together, union
 from distdiag.importers._traces.timeline import Communication, Idle, Kernel, Queue, StepWork, Stream, Timeline
-from distdiag.importers._traces.times import Numbers
+from distdiag.importers._traces.times import Gaps, Intervals, Numbers, gaps, together, union
 from distdiag.importers._traces.trace import COMMUNICATION, COMPUTE, MEMORY, Trace
 
 SHORT_GAP_NS = 30_000
