@@ -57,10 +57,11 @@ def _with_setting(run: Run, setting: str) -> frozenset[int]:
 
 
 def unread(run: Run, ranks: Collection[int]) -> str:
-    """Return why nobody can say what ranks did: ``rank 3 left no log``, or only the beginning of one."""
+    """Return why nobody can say what ranks did: ``rank 3 left no log``, an empty one, or its beginning."""
     if set(ranks) <= set(run.quality.cut_ranks):
         return f"of {named(ranks)} only the beginning of {verb(ranks, 'its log', 'their logs')} is here"
-    return f"{named(ranks)} left no log"
+    empty = set(ranks) <= set(run.ranks) and not unheard(run).intersection(ranks)
+    return f"what there is of {named(ranks)} tells no call" if empty else f"{named(ranks)} left no log"
 
 
 def tells_steps(run: Run) -> bool:

@@ -83,3 +83,14 @@ def test_a_rank_that_got_nowhere_between_two_dumps_is_still_where_the_newer_says
 
     assert run.ranks == (0, 1, 2, 3)
     assert run.calls.groupby("rank")["seq"].max().tolist() == [12, 12, 10, 12]
+
+
+def test_a_dump_without_operations_is_there_though_it_tells_nothing(tmp_path: Path) -> None:
+    dumps = trained(9)
+    for entries in dumps.entries.values():
+        entries[:] = [entry for entry in entries if entry["state"] != "completed"]
+
+    verdict = dumps.diagnosed(tmp_path).verdict
+
+    assert (verdict.name, verdict.culprits) == ("insufficient-evidence", ())
+    assert "what there is of rank 2 tells no call" in verdict.summary
