@@ -321,6 +321,7 @@ def test_an_event_of_every_kind_is_read_back(tmp_path: Path) -> None:
         events.GarbageCollection(time_ns=rank.now_ns, duration_ns=1, generation=0),
         events.Compile(time_ns=rank.now_ns, duration_ns=1),
         events.Decision(name="skip", value=[1, {"a": None}], time_ns=rank.now_ns),
+        events.Caught(time_ns=rank.now_ns, type="OSError", message="no such shard"),
         events.Dropped(time_ns=rank.now_ns, reason="cap", records=3),
         events.Replay(time_ns=rank.now_ns, calls=[1, 1]),
         events.Status(group="0", time_ns=rank.now_ns, last_completed=1),
