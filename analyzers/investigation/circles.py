@@ -10,11 +10,10 @@ from distdiag.analyzers.investigation.incident import Circle, Incident
 from distdiag.analyzers.investigation.issued import Issued, called, in_group
 from distdiag.analyzers.investigation.loops import Labels
 from distdiag.analyzers.investigation.microbatches import Uneven, uneven
-from distdiag.analyzers.investigation.misaddressed import Misaddressed, misaddressed
 from distdiag.analyzers.investigation.paths import fork_line, shared_frames
 from distdiag.analyzers.investigation.program import Programs
 from distdiag.analyzers.investigation.scene import Scene
-from distdiag.analyzers.investigation.tallies import Tally, awaited, differing
+from distdiag.analyzers.investigation.tallies import Misaddressed, Tally, awaited, differing, misaddressed
 from distdiag.analyzers.investigation.waitfor import Standstill, Wait, WaitKind
 
 ORDER_DEADLOCK = "order-deadlock"

@@ -2,7 +2,8 @@
 
 A rank that posts a message too many and a partner that leaves its half out look alike where they stop. Both sides' own
 past tells them apart, where they exchanged equally many in each step so far. A receive from any rank has no other half
-at all: who stands still because of it is told from who sent how many.
+at all: who stands still because of it is told from who sent how many. A message that went to the wrong rank is known by
+its line, which always served another one, and by that one, which waits for it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from distdiag.analyzers._wording import counted
+from distdiag.analyzers.investigation.issued import Issued
 from distdiag.analyzers.investigation.lives import End
 from distdiag.analyzers.investigation.message_waits import ANY_SOURCE, SENDS
 from distdiag.analyzers.investigation.scene import Scene
@@ -21,6 +23,8 @@ LEAST_STEPS = 2
 FIRST_CALL = 1
 """Logs that begin with a later one have lost what was before."""
 GONE = (End.ORDERLY, End.HARD_EXIT)
+EITHER = {"send", "recv"}
+"""The two halves of a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,4 +197,67 @@ def _tally(
     )
 
 
-__all__ = ["Awaited", "Tally", "awaited", "differing", "narrowed"]
+# ---- messages that went to the wrong rank: nobody expects them there, and somebody else waits for them --------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misaddressed:
+    """A call whose partner is the wrong one."""
+
+    wait: Wait
+    call: Issued
+    meant: int
+    """Who waits for what it sends, or sends what it waits for."""
+    before: int
+    """How often its line served that rank before."""
+
+    @property
+    def said(self) -> str:
+        """Return what it did, and what shows it."""
+        call, times = self.call, "once" if self.before == 1 else f"{self.before} times"
+        did, other = ("sent to", "waits for") if call.op in SENDS else ("waited for", "sends to")
+        return (
+            f"rank {call.rank} {did} rank {call.peer}, for the first time, at a line that {times} before served rank "
+            f"{self.meant}, which {other} it"
+        )
+
+
+def misaddressed(scene: Scene, cycle: Sequence[Wait]) -> Misaddressed | None:
+    """Return the one message of a circle that has the wrong partner; None where there is none, or several."""
+    found = [
+        wrong
+        for wait in _unanswered(cycle)
+        for other in _unanswered(scene.waits)
+        if other.absent & wait.waiters and not other.waiters & wait.absent
+        for call in scene.calls_in(wait).values()
+        for its in scene.calls_in(other).values()
+        if (wrong := _wrong(scene, wait, call, other, its)) is not None
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _unanswered(waits: Sequence[Wait]) -> list[Wait]:
+    return [wait for wait in waits if wait.kind is WaitKind.POINT_TO_POINT and wait.absent and not wait.any_of]
+
+
+def _wrong(scene: Scene, wait: Wait, call: Issued, other: Wait, its: Issued) -> Misaddressed | None:
+    opposite = {call.op, its.op} == EITHER and its.payload == call.payload and other.group == wait.group
+    if not opposite or its.peer != call.rank:
+        return None
+    earlier = _earlier(scene.run.calls, wait, call)
+    # To a rank that it served before it may just have been the next message, and that rank have left its side out.
+    if (earlier["peer"] == call.peer).any():
+        return None
+    before = int(((earlier["peer"] == its.rank) & (earlier["path"] == _path_of(scene.run.calls, wait, call))).sum())
+    return Misaddressed(wait=wait, call=call, meant=its.rank, before=before) if before else None
+
+
+def _earlier(calls: pd.DataFrame, wait: Wait, call: Issued) -> pd.DataFrame:
+    """Return the messages of one direction that a rank issued on the group before one."""
+    mine = calls.loc[(calls["rank"] == call.rank) & calls["p2p"], ["group_key", "call", "op", "peer", "path"]]
+    return mine[(mine["group_key"] == wait.group) & (mine["op"] == call.op) & (mine["call"] < call.call)]
+
+
+def _path_of(calls: pd.DataFrame, wait: Wait, call: Issued) -> int:
+    mine = calls.loc[(calls["rank"] == call.rank) & (calls["call"] == call.call), "path"]
+    return int(mine.iloc[0])
