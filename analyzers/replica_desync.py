@@ -8,7 +8,8 @@ What it means
 How it is found
     Each rank writes a checksum of its replica just before the optimizer changes it: in steps 0 to 3, in 8, 16, 32
     and 64, and every 100 (``DISTDIAG_CHECKSUM_EVERY``). The first step in which they differ is reported, with the first
-    parameter and the ranks that differ from a strict majority of all replicas. Sharded parameters are never compared.
+    parameter and the ranks that differ from a strict majority of all replicas. Shards are compared only with those of
+    ranks that hold the same ones (``fully_shard`` on a mesh of two dimensions).
     ``distdiag watch`` compares them by the same rule as they are written.
 
     Without a wrapper, ranks have replicas in the steps in which one group summed each gradient of an optimizer once,
@@ -74,7 +75,8 @@ def _who(desync: Desync) -> str:
         others = [rank for rank in desync.found.checksums if rank not in odd]
         return f"the model on {named(odd)} differs from the one that {named(others)} {verb(others, 'has', 'have')}"
     why = "which should be equal" if not desync.group.by_hand else "whose gradients the script averages by itself"
-    return f"the models on {named(desync.group.members)}, {why}, differ"
+    what = "shards" if desync.group.hybrid else "models"
+    return f"the {what} on {named(desync.group.members)}, {why}, differ"
 
 
 def _since(desync: Desync) -> str:
@@ -116,7 +118,7 @@ def _action(desync: Desync) -> tuple[str, ...]:
     )
     if _were_added_later(desync):
         first = "wrap the model in DDP after all its parameters are there, or wrap it anew when it gets more"
-    elif desync.equal_step is None and not desync.found.odd and desync.group.by_hand:
+    elif desync.equal_step is None and not desync.found.odd and (desync.group.by_hand or desync.group.hybrid):
         first = "broadcast the weights of one rank to all before the first step: nothing else makes them equal"
     elif len(desync.found.differing) == 1:
         first = (

@@ -1,7 +1,8 @@
 """Watches data-parallel wrappers: checksums of their replicas, and gradients that no peer was asked for.
 
 Just before an optimizer's step the parameters of a replica are what the last step and every broadcast after it left:
-there they have to be equal on all ranks of the wrapper's group, bit for bit. Sharded parameters are never compared.
+there they have to be equal on all ranks of the wrapper's group, bit for bit. Shards have to be on the ranks that hold
+the same ones, where there are such.
 """
 
 import time
@@ -24,6 +25,7 @@ from distdiag.recorder import GroupState, Recorder
 FIRST_STEPS = 4
 """Steps that are always checked: most replicas that go apart do so at once. Then every power of two, until the regular
 checks begin: what goes wrong early is not found late."""
+SHARED_BY = {"fully_shard": "shard", events.HYBRID: "replicate"}
 FORCED = 4
 """Checks beside the regular ones, in steps after one whose gradients stayed apart."""
 LARGEST_SENTINEL = 1 << 14
@@ -72,7 +74,9 @@ class Replicas:
         self.recorder = recorder
         self._known: weakref.WeakKeyDictionary[Any, Replica] = weakref.WeakKeyDictionary()
         self._numbers = 0
-        self._sharded_groups: set[str] = set()
+        self._sharded_groups: dict[str, int] = {}
+        self._hybrid: dict[int, list[weakref.ref[Any]]] = {}
+        """Units whose shards other ranks hold as well, by the number of their group's wrapper."""
         self._optimizers = Optimizers(recorder=recorder)
         self._by_hand: set[tuple[int, str]] = set()
         """Numbers and groups of replicas without a wrapper that were written of."""
@@ -110,13 +114,18 @@ class Replicas:
         from torch.distributed import distributed_c10d
 
         mesh = getattr(wrapper, "mesh_info", None)
-        groups = [getattr(mesh, f"{kind}_process_group", None) for kind in ("shard", "replicate")]
-        for group in groups if mesh is not None else [getattr(wrapper, "process_group", None)]:
-            if group is not None and group.group_name not in self._sharded_groups:
-                self._sharded_groups.add(group.group_name)
+        groups = {name: getattr(mesh, f"{kind}_process_group", None) for name, kind in SHARED_BY.items()}
+        if mesh is None:
+            groups = {type(wrapper).__name__: getattr(wrapper, "process_group", None)}
+        for name, group in groups.items():
+            if group is None:
+                continue
+            if group.group_name not in self._sharded_groups:
                 self._numbers += 1
-                name = "fully_shard" if mesh is not None else type(wrapper).__name__
+                self._sharded_groups[group.group_name] = self._numbers
                 self._write_wrapper(name, learn_group(self.recorder, distributed_c10d, group))
+            if name == events.HYBRID and group.size() > 1:
+                self._hybrid.setdefault(self._sharded_groups[group.group_name], []).append(weakref.ref(wrapper))
 
     def _write_wrapper(self, name: str, group: GroupState, **facts: Any) -> None:
         self.recorder.write(
@@ -161,6 +170,7 @@ class Replicas:
         if recorder.step != self._rng_step and self._is_due(recorder.step):
             self._rng_step = recorder.step
             recorder.numerics.note(rng=rng_digests())
+            self._check_shards()
         replicas = list(self._known.values())
         if self._is_due(recorder.step):
             self._check_unwrapped(optimizer, replicas)
@@ -212,6 +222,13 @@ class Replicas:
         self._tell_once(known)
         gradients = [each.grad for each in known.parameters] if known.name == events.BY_HAND else []
         self._checks.begin(known.number, checked(enumerate([*known.parameters, *gradients]), ()), len(gradients))
+
+    def _check_shards(self) -> None:
+        """Check the shards that other ranks hold as well: nothing but equal beginnings keeps them equal."""
+        for number, units in self._hybrid.items():
+            held: list[Any] = [unit for unit in (each() for each in units) if getattr(unit, "all_reduce_grads", False)]
+            shards = [getattr(each, "_sharded_param_data", None) for unit in held for each in unit.fsdp_params]
+            self._checks.begin(number, checked(enumerate(each for each in shards if each is not None), ()))
 
     def _tell_once(self, known: ByHand) -> None:
         key = known.number, known.group.event.group

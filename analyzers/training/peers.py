@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from distdiag.events import BESIDE, BY_HAND
+from distdiag.events import BESIDE, BY_HAND, HYBRID
 from distdiag.run import Run
 
 
@@ -27,6 +27,8 @@ class DataParallel:
     """Whether members hold different parts of the parameters."""
     by_hand: bool = False
     """Whether the script averages by itself, so that they may well have the same samples."""
+    hybrid: bool = False
+    """Whether members hold the same shard, which no wrapper makes equal in the beginning."""
 
 
 _data_parallel: weakref.WeakKeyDictionary[Run, tuple[DataParallel, ...]] = weakref.WeakKeyDictionary()
@@ -55,7 +57,8 @@ def _averaging(run: Run) -> list[DataParallel]:
                 members=ranks,
                 names=names,
                 size_bytes=int(row["size_bytes"]),
-                shards=row["name"] != "DistributedDataParallel",
+                shards=row["name"] not in ("DistributedDataParallel", HYBRID),
+                hybrid=row["name"] == HYBRID,
             )
     return [found[key] for key in sorted(found, key=lambda key: (key[2], key[1], key[0]))]
 

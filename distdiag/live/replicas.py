@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distdiag import events
-from distdiag.events import BY_HAND
+from distdiag.events import BY_HAND, HYBRID
 from distdiag.replicas import Check, Disagreement, compared
 
 STEPS_KEPT = 64
@@ -18,8 +18,8 @@ AVERAGES = 2
 """As often their parameters are averaged where that is a habit."""
 OF_THE_PARAMETERS = (0.5, 2.0)
 """Bytes that averaging them may carry, beside the gradients': in a smaller or in a larger type."""
-COMPARED = frozenset({"DistributedDataParallel", BY_HAND})
-"""Whose members hold whole replicas; other wrappers shard them."""
+COMPARED = frozenset({"DistributedDataParallel", BY_HAND, HYBRID})
+"""Whose members hold the same parameters; other wrappers shard them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

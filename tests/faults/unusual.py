@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.data import DataLoader, IterableDataset, Sampler, WeightedRandomSampler
@@ -154,6 +155,26 @@ def value_in_shards() -> None:
         optimizer.zero_grad()
 
 
+def _replicated_shards(seed: int) -> None:
+    """Two replicas of a model, each in two shards, and weights from a seed."""
+    torch.manual_seed(seed)
+    model: Any = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    fully_shard(model[0], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    numbers = torch.Generator().manual_seed(RANK)
+    for _ in range(6):
+        model(torch.randn(4, 8, generator=numbers)).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def shards_seeded_apart() -> None:
+    _replicated_shards(RANK)
+
+
 # ---- well -----------------------------------------------------------------------------------------------------------
 class Endless(Sampler[int]):
     """Goes through one shuffled order after another, the same on all ranks, and takes every one in so many."""
@@ -177,6 +198,10 @@ def healthy_weighted() -> None:
     job = Job()
     for sample, _ in DataLoader(Pairs(240), batch_size=4, sampler=drawn):
         job.step(sample)
+
+
+def healthy_replicated_shards() -> None:
+    _replicated_shards(0)
 
 
 def healthy_own_head() -> None:

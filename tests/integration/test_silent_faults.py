@@ -49,6 +49,7 @@ SILENT: Mapping[Fault, int] = dict(
         ),
         _fault("redrawn", "replica-desync", 8, file="unusual", mentions="One of 4 parameters differs: 2.weight"),
         _fault("layer_added", "replica-desync", 1, file="unusual", cause="added-later"),
+        _fault("shards_seeded_apart", "replica-desync", 0, file="unusual", ranks=4, mentions="the shards on ranks 0,2"),
         _fault("value_in_shards", "non-finite", 5, 1, file="unusual", cause="batch"),
         _fault("leak", "host-memory-growth", -1, 1, ranks=2),
     )
@@ -57,7 +58,13 @@ APART = tuple(fault for fault in SILENT if fault.verdicts == ("replica-desync",)
 CONTROLS = tuple(
     Fault(name=name, worker=FAULTS / f"{file}.py", ranks=ranks, verdicts=("healthy",))
     for file, programs in {
-        "unusual": {"healthy_endless": 2, "healthy_weighted": 2, "healthy_local_steps": 2, "healthy_own_head": 2},
+        "unusual": {
+            "healthy_endless": 2,
+            "healthy_weighted": 2,
+            "healthy_local_steps": 2,
+            "healthy_own_head": 2,
+            "healthy_replicated_shards": 4,
+        },
         "trained": {
             "healthy_plain": 3,
             "healthy_accumulation": 3,
