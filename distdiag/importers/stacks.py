@@ -75,9 +75,12 @@ def read(files: Sequence[Path]) -> Iterator[Imported]:
         )
     world = max((rank or 0 for rank, _ in signed), default=-1) + 1
     first_ns = min((moment for taken in signed.values() for moment, _ in taken), default=0)
+    once = all(len(taken) == 1 for taken in signed.values())
     threads_wait = all(_waiting_threads(taken[-1][1]) > 1 for taken in signed.values())
     for (rank, attempt), taken in sorted(signed.items(), key=lambda item: (item[0][1], item[0][0] or 0)):
-        header = _header(rank or 0, attempt, world, first_ns, taken[-1][1].pid)
+        # When each was taken says nothing of how long anything lasted.
+        host = f"rank {rank}" if once else "unknown"
+        header = _header(rank or 0, attempt, world, first_ns, taken[-1][1].pid, host)
         yield Imported(rank=rank, attempt=attempt, events=_records(header, world, taken, all_threads=threads_wait))
     if notes:
         yield Imported(rank=None, attempt=0, events=(), notes=tuple(notes))
@@ -95,14 +98,14 @@ def _dumps(file: Path) -> Iterator[Dump]:
     yield from from_text(clean(line.data) for line in raw_lines(file))
 
 
-def _header(rank: int, attempt: int, world: int, moment: int, pid: int) -> events.Header:
+def _header(rank: int, attempt: int, world: int, moment: int, pid: int, host: str) -> events.Header:
     return events.Header(
         schema=events.SCHEMA,
         run=RUN,
         attempt=attempt,
         rank=rank,
         world_size=world,
-        host="unknown",
+        host=host,
         pid=pid,
         source=NAME,
         wall_ns=moment,

@@ -118,7 +118,8 @@ class _Report:
             yield Missed(what=self._ops.get(seq, _ANY), ranks=ranks, seq=seq), Role.INITIATING
         if self._stuck is not None:
             ranks, seq = self._stuck
-            yield Remark(text=f"c10d says that {named(ranks)} began collective {seq} and did not end it"), Role.UNKNOWN
+            text = f"c10d says that {named(ranks)} began collective {seq} and did not end it"
+            yield Remark(text=text, telling=self._missed is None), Role.UNKNOWN
 
 
 def _ranks(found: re.Match[str]) -> tuple[int, ...]:

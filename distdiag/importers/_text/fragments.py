@@ -41,6 +41,8 @@ _BOXED_FRAME = re.compile(r"[│|]\s*(?P<file>/?[^\s:]+\.py):(?P<line>\d+) in (?
 _ENDS_BOX = ("╰", "└")
 _HANDLED = re.compile(r'"message": "(?P<type>(?:\w+\.)*\w+(?:Error|Exception)): ?(?P<message>(?:[^"\\]|\\.)*)')
 """What torchrun's error handler prints of a process: JSON over several lines."""
+SHARED_MEMORY = "shared memory (/dev/shm) was full"
+"""What is said of a loader's worker; its rank says only that the worker is gone."""
 _BUS = "Unexpected bus error encountered in worker"
 
 
@@ -92,7 +94,7 @@ class _BusError:
         return _BUS in line.text
 
     def close(self) -> Iterable[tuple[What, Role]]:
-        message = "a data loader's worker died of a bus error: shared memory (/dev/shm) was full"
+        message = f"a data loader's worker died of a bus error: {SHARED_MEMORY}"
         yield Raised(type="RuntimeError", message=message), Role.INITIATING
 
 

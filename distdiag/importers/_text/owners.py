@@ -23,6 +23,7 @@ from distdiag.importers._text.facts import (
     World,
 )
 from distdiag.importers._text.filenames import MAX_RANK, attempt_of, numbered, ranks_of
+from distdiag.importers._text.fragments import SHARED_MEMORY
 from distdiag.importers._text.names import DEFAULT_GROUP
 from distdiag.importers._text.normalise import Line
 from distdiag.importers._text.reader import Transcript
@@ -238,6 +239,9 @@ def _raiser(raised: Raised, told: Sequence[Told]) -> int | None:
         unsigned = {rank for rank in candidates if rank is not None} - speaking
         if len(unsigned) == 1:
             return unsigned.pop()
+    if SHARED_MEMORY in raised.message:
+        seen = {each.rank for each in told if "DataLoader worker" in getattr(each.said.what, "message", "")} - {None}
+        return seen.pop() if len(seen) == 1 else None
     seen = {each.rank for each in told if _is_same(each.said.what, raised)} - {None}
     if len(seen) == 1:
         return seen.pop()

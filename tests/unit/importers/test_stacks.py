@@ -1,6 +1,7 @@
 """Dumps of py-spy and faulthandler: what they hold, and the verdict where there is nothing else."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,18 @@ def test_the_rank_in_its_data_loader_is_missing(tmp_path: Path) -> None:
     assert report.verdict.cause == "data-loading"
     assert report.verdict.site == "/workspace/dataset.py:31"
     assert report.verdict.confidence is Confidence.LOW
+
+
+def test_when_stacks_were_taken_tells_no_duration(tmp_path: Path) -> None:
+    files = {f"rank{rank}.txt": text_dump(*in_call("all_reduce", LOOP), pid=100 + rank) for rank in (0, 1, 3)}
+    for name, content in (files | {"rank2.txt": text_dump(*LOADING)}).items():
+        (tmp_path / name).write_text(content)
+    os.utime(tmp_path / "rank3.txt", (1_900_000_000, 1_900_000_000))
+
+    verdict = diagnose(load(tmp_path)).verdict
+
+    assert verdict.culprits == (2,)
+    assert "was busy with data loading (dataset.py:31)" in verdict.summary
 
 
 def test_one_look_does_not_show_that_anybody_stands_still_and_two_do(tmp_path: Path) -> None:

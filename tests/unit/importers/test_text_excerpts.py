@@ -92,3 +92,24 @@ def test_errors_that_nobody_signs_are_words_like_any(tmp_path: Path) -> None:
     verdict = told_by(tmp_path, "KeyError: 'x' was skipped, as ValueError: y was", *waits)
 
     assert (verdict.name, verdict.culprits) == ("transport-stuck", ())
+
+
+def test_a_bus_error_of_a_loaders_worker_is_of_the_rank_that_lost_one(tmp_path: Path) -> None:
+    bus = "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm)."
+    lost = out.traceback("RuntimeError: DataLoader worker (pid(s) 99) exited unexpectedly", MAIN, rank=2)
+
+    verdict = told_by(tmp_path, bus, *lost)
+
+    assert (verdict.name, verdict.culprits) == ("rank-died", (2,))
+
+
+def test_what_desync_debugging_saw_is_told_where_nothing_else_is(tmp_path: Path) -> None:
+    verdict = told_by(
+        tmp_path,
+        "[rank0]:[E ProcessGroupNCCL.cpp:475]",
+        "\t - To our best knowledge, the lagging/dead/mismatched ranks that caused the desync are:",
+        "\t   - [2] joined but didn't finish collective #3, ALLREDUCE",
+    )
+
+    assert (verdict.name, verdict.culprits) == ("insufficient-evidence", ())
+    assert "rank 2 began collective 3 and did not end it" in verdict.summary
