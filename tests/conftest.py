@@ -1,5 +1,6 @@
 """Settings for all tests: distdiag's own errors are raised, and what shares costly work is run by one process."""
 
+import gc
 import os
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,9 @@ import pytest
 from distdiag.errors import RAISE_OWN_ERRORS
 
 os.environ[RAISE_OWN_ERRORS] = "1"
+gc.set_threshold(
+    20_000, 10, 10
+)  # looking for cycles in what analyses make took an eighth of the time
 ROOT = Path(__file__).parents[1]
 
 
