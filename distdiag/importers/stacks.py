@@ -31,7 +31,8 @@ _OTHERS = re.compile(
     re.MULTILINE,
 )
 _JSON = re.compile(rb'\s*\[\s*\{[^\[]*"(?:thread_id|thread_name|owns_gil)"')
-_FAULT = re.compile(rb"\s*(?:Fatal Python error: .*|Timeout \(.*\)!|(?:Current t|T)hread 0x[0-9a-f]+ .*)\n")
+_FAULT = re.compile(rb"\s*(?:Fatal Python error: Aborted.*|Timeout \(.*\)!|(?:Current t|T)hread 0x[0-9a-f]+ .*)\n")
+"""Watchdogs abort those who wait; with any other signal, the process tells its own end, as its output does."""
 
 
 def recognises(path: Path, head: bytes) -> bool:

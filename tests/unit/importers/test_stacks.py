@@ -126,6 +126,17 @@ def test_the_rank_in_its_data_loader_is_missing(tmp_path: Path) -> None:
     assert report.verdict.confidence is Confidence.LOW
 
 
+def test_a_fatal_signal_is_the_end_of_the_process_that_tells_it_and_an_abort_is_where_it_stood(tmp_path: Path) -> None:
+    frames = '\n\nCurrent thread 0x00007f (most recent call first):\n  File "/w/kernel.py", line 9 in fused\n'
+    (tmp_path / "rank3.err").write_text("Fatal Python error: Segmentation fault" + frames)
+
+    verdict = diagnose(load(tmp_path)).verdict
+
+    assert (verdict.name, verdict.culprits, verdict.cause) == ("rank-died", (3,), "aborted")
+    assert verdict.site == "/w/kernel.py:9"
+    assert stacks.recognises(tmp_path, f"Fatal Python error: Aborted{frames}".encode())
+
+
 def test_when_stacks_were_taken_tells_no_duration(tmp_path: Path) -> None:
     files = {f"rank{rank}.txt": text_dump(*in_call("all_reduce", LOOP), pid=100 + rank) for rank in (0, 1, 3)}
     for name, content in (files | {"rank2.txt": text_dump(*LOADING)}).items():
