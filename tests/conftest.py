@@ -11,9 +11,7 @@ import pytest
 from distdiag.errors import RAISE_OWN_ERRORS
 
 os.environ[RAISE_OWN_ERRORS] = "1"
-gc.set_threshold(
-    20_000, 10, 10
-)  # looking for cycles in what analyses make took an eighth of the time
+gc.set_threshold(20_000, 10, 10)  # looking for cycles in what analyses make took an eighth of the time
 ROOT = Path(__file__).parents[1]
 
 
