@@ -9,7 +9,7 @@ from distdiag.analyzers.investigation.incident import Disagreement, Incident
 from distdiag.analyzers.investigation.issued import group_name
 from distdiag.analyzers.investigation.loops import Labels
 from distdiag.analyzers.investigation.memory import ran_out_of_memory
-from distdiag.analyzers.investigation.naming import name_of, sites_of
+from distdiag.analyzers.investigation.naming import Name, name_of, sites_of
 from distdiag.run import Run
 
 
@@ -19,7 +19,8 @@ def disagreement(run: Run, divergence: Divergence, labels: Labels, stuck: frozen
     site, sites = sites_of(divergence, found.kind)
     subject = divergence.expected if found.kind == "left-out" and divergence.expected else divergence.made
     subject = subject or divergence.expected
-    culprits = divergence.odd if divergence.decided else ()
+    decided = divergence.decided and found.name != Name.THREADS  # which thread comes first is nobody's doing
+    culprits = divergence.odd if decided else ()
     incident = Incident(
         name=found.name,
         time_ns=divergence.time_ns,

@@ -49,11 +49,12 @@ def name_of(divergence: Divergence, labels: Labels) -> Named:
 
 
 def _threads_race(d: Divergence) -> bool:
-    """Return whether the two calls come from two threads that both work on this group on every side."""
+    """Return whether the two calls come from two threads that both work on this group, on either side."""
     if d.expected is None or d.made is None or d.expected.thread == d.made.thread:
         return False
     both = {d.expected.thread, d.made.thread}
-    return all(both <= set(member.threads) for member in d.group.by_rank.values() if len(member.rows) > 1)
+    racing = {rank for rank, member in d.group.by_rank.items() if both <= set(member.threads)}
+    return racing.issuperset(d.odd) and not racing.isdisjoint(d.others)
 
 
 def _by_place(d: Divergence) -> Named | None:
