@@ -147,9 +147,11 @@ def _senders(scene: Scene, wait: Wait) -> tuple[int, ...]:
     """Return who may send what a rank waits for from anybody; nobody where it waits for something else."""
     if wait.kind is not WaitKind.POINT_TO_POINT or not wait.any_of:
         return ()
-    calls = scene.calls_in(wait)
+    calls, waiting = scene.calls_in(wait), (scene.calls_in(each) for each in scene.waits)
     if any(call.op != ANY_SOURCE for call in calls.values()):
         return ()
+    if any(call.op in SENDS and call.peer in wait.waiters for each in waiting for call in each.values()):
+        return ()  # somebody is in a send to it: why the two do not meet, nothing tells
     return tuple(sorted(set(scene.members(wait) or ()) - wait.waiters))
 
 

@@ -174,3 +174,13 @@ def test_the_only_rank_that_could_still_send_is_the_one_that_is_missing(tmp_path
     verdict = diagnose(logs.load(tmp_path)).verdict
 
     assert (verdict.name, verdict.culprits, verdict.cause) == ("rank-missing", (2,), "data-loading")
+
+
+def test_a_send_that_is_under_way_is_what_a_receive_from_any_rank_would_take(tmp_path: Path) -> None:
+    logs = collected(2)
+    wait_for_any(logs[0])
+    logs[1].send(0, REPORT, pending=True)
+    for rank in logs.but(0, 1):
+        rank.all_reduce(STEP, pending=True)
+
+    assert verdict_of(logs, tmp_path).name != "p2p-unmatched"
