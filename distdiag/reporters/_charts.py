@@ -4,12 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from distdiag.findings import Curve, Heat, Report
-from distdiag.reporters._bubble import bubble_figure
 from distdiag.reporters._chart import Chart, Figure, height_of
 from distdiag.reporters._incident import STATES, timeline_chart
 from distdiag.reporters._pipeline import pipeline_texts
 from distdiag.reporters._waiting import waiting_chart
+from distdiag.wording import named
 
+ROW_PIXELS, AROUND_PIXELS, MOST_PIXELS = 26, 160, 900
 PARTS = {
     "forward": "#3b7dd8",
     "backward": "#1f4e9c",
@@ -109,7 +110,7 @@ def _ledger(ranks: Sequence[Mapping[str, Any]]) -> Chart | None:
 
 
 def _pipeline(pipeline: Mapping[str, Any] | None) -> Chart | None:
-    figure = bubble_figure(pipeline, busy=PARTS["forward"], idle=PARTS["communication"], line=PARTS["data"])
+    figure = _bubble_figure(pipeline, busy=PARTS["forward"], idle=PARTS["communication"], line=PARTS["data"])
     if figure is None:
         return None
     told = " ".join(f"{text[0].upper()}{text[1:]}." for text in pipeline_texts(pipeline))
@@ -166,3 +167,39 @@ def _memory(curves: Sequence[Curve], culprits: Iterable[int]) -> Chart | None:
     }
     told = f"{curves[0].what.capitalize()} of each rank."
     return Chart(key="memory", title="Memory", told=told, figure={"data": traces, "layout": layout})
+
+
+def _bubble_figure(pipeline: Mapping[str, Any] | None, *, busy: str, idle: str, line: str) -> Figure | None:
+    """Return a bar for each stage, what it computes and how long it stands idle, in the given colours.
+
+    A dashed line stands where computing would end with no more than the schedule's own bubble; None without a bubble.
+    """
+    if pipeline is None or pipeline["bubble"] is None:
+        return None
+    stages, formula = pipeline["per_stage"], pipeline["bubble"]["formula"]
+    shares = {"computing": (busy, [1 - each["bubble"] for each in stages])}
+    shares["standing idle"] = (idle, [each["bubble"] for each in stages])
+    traces = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": name,
+            "x": [round(100 * share, 2) for share in values],
+            "y": [f"stage {each['stage']}" for each in stages],
+            "customdata": [named(each["ranks"]) for each in stages],
+            "marker": {"color": colour},
+            "hovertemplate": f"%{{y}}, %{{customdata}}: {name} %{{x:.1f}} %<extra></extra>",
+        }
+        for name, (colour, values) in shares.items()
+    ]
+    layout: Figure = {
+        "barmode": "stack",
+        "height": min(AROUND_PIXELS + ROW_PIXELS * len(stages), MOST_PIXELS),
+        "xaxis": {"title": {"text": "% of the pipeline's time"}, "range": [0, 100]},
+        "yaxis": {"autorange": "reversed"},
+    }
+    if formula is not None:
+        at = round(100 * (1 - formula), 2)
+        drawn = {"color": line, "width": 2, "dash": "dash"}
+        layout["shapes"] = [{"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": drawn}]
+    return {"data": traces, "layout": layout}
