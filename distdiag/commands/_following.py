@@ -192,8 +192,10 @@ def stream(session: Session, form: str) -> int:
 
 def interact(session: Session) -> int:
     """Show the job on the terminal until somebody leaves, or an alarm ends the watch."""
-    from distdiag.commands._keys import after
-    from distdiag.commands._screen import Screen  # rich: only a terminal needs it
+    from distdiag.commands._screen import (
+        Screen,  # rich: only a terminal needs it
+        after,
+    )
 
     choice: Choice | None = Choice()
     last: Alarm | None = None

@@ -32,8 +32,7 @@ def command(
     Run one on each host; `distdiag watch LOGS --agents` then reads one small file for each host instead of one log
     for each rank.
     """
-    from distdiag.commands._metrics import Metrics
-    from distdiag.commands._otel import OpenTelemetry
+    from distdiag.commands._metrics import Metrics, OpenTelemetry
     from distdiag.live.nodes import NodeAgent
     from distdiag.live.snapshot import snapshot_of
 

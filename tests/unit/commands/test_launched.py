@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from distdiag.commands._launched import below
+from distdiag.commands.run import below
 from distdiag.settings import Settings
 from tests.ranks import surroundings
 

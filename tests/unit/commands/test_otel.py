@@ -29,7 +29,7 @@ def test_collector_gets_the_metrics_that_prometheus_gets(tmp_path: Path) -> None
     pytest.importorskip("opentelemetry.sdk")
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-    from distdiag.commands._otel import OpenTelemetry
+    from distdiag.commands._metrics import OpenTelemetry
 
     snapshot, reader = stalled(tmp_path), InMemoryMetricReader()
     exporter = OpenTelemetry(reader)
@@ -54,7 +54,7 @@ def test_collector_gets_the_metrics_that_prometheus_gets(tmp_path: Path) -> None
 
 def test_newest_snapshot_is_exported_over_http_when_it_ends(tmp_path: Path) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
-    from distdiag.commands._otel import OpenTelemetry
+    from distdiag.commands._metrics import OpenTelemetry
 
     came: list[tuple[str, bytes]] = []
 
@@ -85,7 +85,7 @@ def test_newest_snapshot_is_exported_over_http_when_it_ends(tmp_path: Path) -> N
 
 
 def test_without_the_extra_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from distdiag.commands._otel import OpenTelemetry
+    from distdiag.commands._metrics import OpenTelemetry
 
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.metrics.export", None)
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.exporter.otlp.proto.http.metric_exporter", None)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from distdiag import events
-from distdiag.hooks import _allocations
-from distdiag.hooks._allocations import MOST_ITEMS, MOST_REPORTS
+from distdiag.hooks import memory
+from distdiag.hooks.memory import MOST_ITEMS, MOST_REPORTS
 from tests.recordings import Recording
 
 GIB = 1 << 30
@@ -123,7 +123,7 @@ def test_program_that_runs_out_again_and_again_is_asked_only_a_few_times(
 def test_large_snapshot_keeps_the_largest_segments(recorded: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
     segments = [segment(block(size, [frame("/job/train.py", size, "f")])) for size in range(1, 1001)]
     FakeAllocator(segments, monkeypatch, history=True)
-    monkeypatch.setattr(_allocations, "MOST_BYTES", 40_000)
+    monkeypatch.setattr(memory, "MOST_BYTES", 40_000)
 
     run_out()
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 import distdiag
 from distdiag import events
 from distdiag.errors import RAISE_OWN_ERRORS
-from distdiag.hooks._batches import VALUES_OF_SAMPLE, _digest, _digests_of_rows
+from distdiag.hooks.dataloader import VALUES_OF_SAMPLE, _digest, _digests_of_rows
 from tests.ranks import line_of
 from tests.recordings import Recording, read_logs, recording
 

@@ -40,6 +40,14 @@ def job_of(pid: int, directory: Path) -> Job:
     return watched.watch.job
 
 
+def until(pid: int, state: str) -> None:
+    """Wait for a process to be in a state, as the kernel names it."""
+    deadline = time.monotonic() + 10.0
+    while state not in Path(f"/proc/{pid}/status").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_process_whose_stacks_are_being_read_is_not_stopped(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
     job = job_of(sleeper.pid, tmp_path)
     tracing = subprocess.Popen([sys.executable, "-c", TRACES, str(sleeper.pid)], stdout=subprocess.PIPE)
@@ -47,10 +55,7 @@ def test_process_whose_stacks_are_being_read_is_not_stopped(tmp_path: Path, slee
         assert tracing.stdout is not None
         if int(tracing.stdout.readline()):
             pytest.skip("processes may not be traced here")
-        deadline = time.monotonic() + 10.0
-        while "t (tracing stop)" not in Path(f"/proc/{sleeper.pid}/status").read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(sleeper.pid, "t (tracing stop)")
 
         assert job.process_of(job.ranks[0]) == "traced"
     finally:
@@ -62,6 +67,7 @@ def test_process_that_was_stopped_is_told_so(tmp_path: Path, sleeper: subprocess
     job = job_of(sleeper.pid, tmp_path)
 
     os.kill(sleeper.pid, signal.SIGSTOP)
+    until(sleeper.pid, "T (stopped)")  # a signal takes effect when its process would run next
 
     assert job.process_of(job.ranks[0]) == "stopped"
 

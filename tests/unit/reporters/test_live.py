@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from distdiag.commands._keys import DOWN, ESCAPE, after
+from distdiag.commands._screen import DOWN, ESCAPE, after
 from distdiag.live.snapshot import Snapshot, detail_of, snapshot_of
 from distdiag.reporters._lines import plain
 from distdiag.reporters.live import Choice, plain_view, screen, shown_ranks
