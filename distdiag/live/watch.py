@@ -1,4 +1,4 @@
-"""Watching a job: look, learn, raise alarms and have them explained; ranks that cannot meet are told before they hang."""
+"""Watching a job: look, learn, raise alarms and have them explained; who cannot meet is told before anything hangs."""
 
 import time
 from collections.abc import Iterator
