@@ -22,7 +22,10 @@ OUT_OF_MEMORY = ("can't allocate memory", "out of memory")
 """What torch's allocator for the host and CUDA's libraries say in a plain RuntimeError."""
 OWN_THREADS = "distdiag-"
 CAUGHT_APART_NS = 100_000_000
-"""Less than this after one that was caught, another one of its type is not told: loops try again quickly."""
+"""Less than this after one that was caught, another one of its type is not told: loops try again quickly. Of those that
+are caught again and again ever fewer are told, so that they push nothing else out of the log."""
+MOST_APART = 600
+"""Times as long, at the most: a minute."""
 
 
 def install(recorder: Recorder) -> Undo:
@@ -45,10 +48,10 @@ def _watch_caught(recorder: Recorder) -> Undo:
         if not isinstance(error, Exception) or isinstance(error, StopIteration):
             return
         now, kind = time.monotonic_ns(), type(error)
-        before, moment = told.get(kind, (0, 0))
-        if before == id(error) or now - moment < CAUGHT_APART_NS:
+        moment, times = told.get(kind, (0, 0))
+        if now - moment < CAUGHT_APART_NS * times:
             return
-        told[kind] = id(error), now
+        told[kind] = now, min(times + 1, MOST_APART)
         recorder.write(
             events.Caught(
                 time_ns=now,

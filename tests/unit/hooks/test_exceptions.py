@@ -5,6 +5,7 @@ import sys
 import threading
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -218,6 +219,18 @@ def test_an_error_that_is_handled_with_a_word_is_recorded_once(recorded: Recordi
     assert (caught.type, caught.message, caught.thread) == ("OSError", "no such shard", "MainThread")
     assert caught.frames[-1].startswith(f"{line_of(__file__, 'handled')} ")
     assert recorded.log.faults("exception") == []
+
+
+def test_of_errors_that_are_handled_again_and_again_ever_fewer_are_recorded(
+    recorded: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter(range(1, 1001))
+    monkeypatch.setattr(exceptions, "time", SimpleNamespace(monotonic_ns=lambda: next(seconds) * 1_000_000_000))
+
+    for _ in range(1000):
+        spoken(logging.getLogger("training"), "exception")
+
+    assert 50 < len(recorded.log.of(events.Caught)) < 200
 
 
 @pytest.mark.parametrize("how", ["silence", "later"])
