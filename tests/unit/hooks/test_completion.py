@@ -267,7 +267,7 @@ works = [dist.all_reduce(tensor, async_op=True), None]  # LINE lost
 try:
     dist.all_reduce(tensor)  # LINE failed
 except RuntimeError as error:
-    print(json.dumps({{"ticked": ticked, "error": str(error).splitlines()[0]}}))
+    print(json.dumps({{"ticked": ticked, "error": str(error).splitlines()[0]}}), flush=True)
 time.sleep(0.2)
 os._exit(0)
 """
