@@ -31,6 +31,8 @@ ONE_SIDED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 """Ops that end on some members while others have not come: their ends say nothing of each other."""
 SEQ_BITS = 40
 """Of the number by which a collective is told from those of other groups."""
+BEGUN_TOGETHER_NS = 1_000_000_000
+"""Clocks by which ranks begin their collectives less than this apart are taken for right, by that much."""
 NOT_SEEN = "unknown"
 """Clock of an end whose moment nobody saw."""
 
@@ -79,7 +81,7 @@ def agreement(calls: pd.DataFrame, clocks: Mapping[int, Clock]) -> Agreement:
     A collective ends at about the same moment everywhere, so the median difference of a clock to the others' ends is
     that clock's error. Clocks that share too few of them are still bound by cause and effect: no member sees the end
     of a collective before all members have begun it. Clocks that share none, directly or through others, cannot be
-    compared.
+    compared, unless no end is told anywhere and all begins agree.
     """
     distinct = sorted(set(clocks.values()), key=lambda clock: (clock.host, clock.offset_ns))
     if len(distinct) < 2:
@@ -90,13 +92,38 @@ def agreement(calls: pd.DataFrame, clocks: Mapping[int, Clock]) -> Agreement:
     islands = []
     while comparison.unplaced:
         islands.append(comparison.island())
-    ranks = [frozenset(rank for rank, number in numbers.items() if number in island) for island in islands]
     late = {number: at for island in islands for number, at in island.items()}
+    error_ns = comparison.error_ns
+    if len(islands) > 1 and (apart_ns := _begun_apart(calls, clocks, numbers, late)) is not None:
+        islands, error_ns = [late], max(error_ns, apart_ns)
+    ranks = [frozenset(rank for rank, number in numbers.items() if number in island) for island in islands]
     return Agreement(
         added_ns={rank: -round(late[number]) for rank, number in numbers.items()},
-        error_ns=round(comparison.error_ns) if len(islands) == 1 else None,
+        error_ns=round(error_ns) if len(islands) == 1 else None,
         islands=tuple(sorted(ranks, key=lambda island: (-len(island), min(island)))),
     )
+
+
+def _begun_apart(
+    calls: pd.DataFrame, clocks: Mapping[int, Clock], numbers: Mapping[int, int], late: Mapping[int, float]
+) -> float | None:
+    """Return by how much clocks that name no host differ where ranks begin collectives, None where that is much.
+
+    Some recorders tell no ends. Clocks that were wrong would show at each begin, unless the ranks had been as far apart
+    all the time, in the other direction.
+    """
+    if any(clock.host != f"rank {rank}" for rank, clock in clocks.items()):
+        return None
+    mine = calls.loc[~calls["p2p"], ["rank", "group_key", "seq", "start_ns"]]
+    newest = mine.groupby(["rank", "group_key"], observed=True).tail(SAMPLED_COLLECTIVES)
+    at = newest["start_ns"] - newest["rank"].map(numbers).map(late).round().astype("int64")
+    apart = (at - at.groupby([newest["group_key"], newest["seq"]], observed=True).transform("median")).abs()
+    shared = newest.groupby(["group_key", "seq"], observed=True)["rank"].transform("size") > 1
+    by_rank = apart[shared].groupby(newest["rank"][shared])
+    if set(by_rank.groups) != set(clocks) or int(by_rank.size().min()) < ENOUGH_COLLECTIVES:
+        return None
+    worst = float(by_rank.quantile(REMAINING).max())
+    return worst if worst < BEGUN_TOGETHER_NS else None
 
 
 class _Comparison:

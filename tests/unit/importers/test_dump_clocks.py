@@ -72,3 +72,21 @@ def test_a_rank_that_is_late_by_the_clock_of_its_host_is_told_apart_from_a_clock
     verdict = dumps.diagnosed(tmp_path).verdict
 
     assert (verdict.name, verdict.culprits) == ("late-rank", (2,))
+
+
+@pytest.mark.parametrize(("skew_ns", "compared"), [(0, True), (MINUTE_NS, False)])
+def test_clocks_of_dumps_without_ends_are_compared_by_where_collectives_begin(
+    tmp_path: Path, skew_ns: int, compared: bool
+) -> None:
+    dumps = Dumps(4, backend="gloo")
+    for rank in dumps.ranks:
+        for call in range(11 if rank != 3 else 10):
+            begun_ns = START_NS + call * 200_000_000 + rank * 3_000_000 + (skew_ns if rank == 2 else 0)
+            entry = dumps.add(rank, "all_reduce", [[40]], at_ns=begun_ns, state="scheduled", retired=True)
+            entry |= {"time_discovered_started_ns": 0, "time_discovered_completed_ns": 0, "timeout_ms": 8000}
+            entry["op_id"] += call == 10 and rank < 2  # these two gave up
+
+    run = load(dumps.write(tmp_path))
+
+    assert (len(run.islands) < 2) is compared
+    assert diagnose(run).verdict.culprits in ((), (3,))
