@@ -153,7 +153,7 @@ def test_user_frames_are_picked_from_a_traceback() -> None:
 def test_frames_of_every_file_that_runs_in_the_job_are_no_user_frames() -> None:
     reading = {
         *("allocation.py", "cli.py", "deferred.py", "doctor.py", "findings.py", "notebook.py", "remote.py"),
-        *("launch_names.py", "replicas.py", "stackframes.py"),
+        *("launch_names.py", "replicas.py", "stackframes.py", "wording.py"),
     }
     files = [file for file in Path(distdiag.__file__).parent.glob("*.py") if file.name not in reading]
 
