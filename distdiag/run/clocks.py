@@ -25,6 +25,9 @@ FARTHEST_NS = 3600 * 1_000_000_000
 """Logs whose few common collectives seem so far apart may be of two launches that only look like one."""
 SAMPLED_COLLECTIVES = 200
 """A median over the newest of them is as good as over all, and cheap at a thousand ranks."""
+SAMPLED_IN_ALL = 12_800
+"""Where clocks are many, fewer of each: each is compared with all others."""
+LEAST_SAMPLED = 25
 REMAINING = 0.9
 """Share of the collectives whose ends differ by no more than the error that remains."""
 ONE_SIDED = frozenset({"broadcast", "reduce", "gather", "scatter"})
@@ -241,7 +244,8 @@ def _newest_ends(calls: pd.DataFrame, clocks: Mapping[int, int]) -> pd.DataFrame
     """Return the newest collectives that each rank saw end, with the clock it saw them on."""
     mask = calls["end_ns"].notna() & ~calls["failed"] & ~calls["p2p"]
     usable = calls.loc[mask, ["rank", "group_key", "seq", "op", "clock", "start_ns", "end_ns"]]
-    newest = usable.groupby(["rank", "group_key"], observed=True).tail(SAMPLED_COLLECTIVES)
+    sampled = min(SAMPLED_COLLECTIVES, max(LEAST_SAMPLED, SAMPLED_IN_ALL // len(set(clocks.values()))))
+    newest = usable.groupby(["rank", "group_key"], observed=True).tail(sampled)
     newest = newest[~newest["op"].isin(ONE_SIDED) & (newest["clock"] != NOT_SEEN)]
     starts, ends = newest["start_ns"].to_numpy(dtype=np.int64), newest["end_ns"].to_numpy(dtype=np.int64)
     origin = ends.min() if len(ends) else 0
