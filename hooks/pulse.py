@@ -27,13 +27,15 @@ ACTIVITIES = (
     ("compile", ("/torch/_dynamo/", "/torch/_inductor/", "/torch/_functorch/")),
 )
 STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+PACKAGES = ("/site-packages/", "/dist-packages/")
+DEBUGGERS = ("/pydevd", "/debugpy/")
 HOLDERS = (
-    ("debugger", ("/bdb.py", "/pydevd", "/debugpy/")),
+    ("debugger", ("/bdb.py",)),
     ("process", ("/subprocess.py", "/multiprocessing/")),
     ("thread", ("/queue.py", "/threading.py", "/concurrent/futures/")),
     ("network", ("/socket.py", "/ssl.py", "/http/", "/urllib/")),
 )
-"""What a thread waits for that stands in these files."""
+"""What a thread waits for that stands in these files of Python's library; users have files of such names, too."""
 TELLS_LINKS_AT = 0.5
 """Share of the stall limit at which the connections are told, so that they are known when it is a stall."""
 MAX_WAITING = 16
@@ -221,8 +223,11 @@ def _holder(frame: FrameType | None) -> str | None:
     found = None
     while frame is not None:
         filename = frame.f_code.co_filename
-        here = next((holder for holder, marks in HOLDERS if any(mark in filename for mark in marks)), None)
-        if here is None and not filename.startswith(STANDARD_LIBRARY):
+        if any(mark in filename for mark in DEBUGGERS):
+            found = "debugger"
+        elif filename.startswith(STANDARD_LIBRARY) and not any(mark in filename for mark in PACKAGES):
+            found = next((holder for holder, marks in HOLDERS if any(mark in filename for mark in marks)), found)
+        else:
             break
-        found, frame = here or found, frame.f_back
+        frame = frame.f_back
     return found

@@ -55,7 +55,8 @@ def _command(name: str) -> str:
     """Return the script behind a command such as torchrun; raises ``DistdiagError`` where there is none of Python's."""
     # Those of the environment that runs now come first, whether its folder is on the path or not.
     beside = os.path.dirname(sys.executable)
-    file = shutil.which(name, path=os.pathsep.join((beside, os.environ.get("PATH", os.defpath))))
+    path = os.pathsep.join((beside, os.environ.get("PATH", os.defpath)))
+    file = shutil.which(name, os.F_OK | os.X_OK | os.R_OK, path)
     if file is None:
         raise _no_script(name)
     with open(file, "rb") as start:

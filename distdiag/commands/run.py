@@ -21,60 +21,6 @@ from distdiag.commands import _program
 from distdiag.errors import DistdiagError, guard
 from distdiag.settings import Settings
 
-RANKS = ("RANK", "LOCAL_RANK")
-"""Variables that a launcher gives each rank a value of its own of."""
-LAUNCHERS = ("deepspeed.launcher.", "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.")
-"""Modules that start ranks, and are themselves started by other launchers."""
-SWITCHES = frozenset({"-B", "-E", "-I", "-O", "-OO", "-P", "-q", "-s", "-S", "-u", "-v"})
-"""Options of the interpreter that stand alone."""
-WITH_VALUES = frozenset({"-W", "-X"})
-
-
-def follow(settings: Settings) -> None:
-    """Record ranks that are started as programs, with the ``settings`` of this one."""
-    start = subprocess.Popen.__init__
-
-    def started(self: Any, args: Any, *others: Any, **named: Any) -> None:
-        with guard("record what is started"):
-            installed = recording.installed()
-            # What a rank starts is a world of its own, whose numbers are not those of this job.
-            if installed is not None and not installed.recorder.identity.is_rank:
-                recorded = below(args, named.get("env"), settings)
-                if recorded is not args and _finds_distdiag():
-                    args = recorded
-        start(self, args, *others, **named)
-
-    subprocess.Popen.__init__ = started  # type: ignore[method-assign]
-
-
-def below(args: Any, environment: Mapping[str, str] | None, settings: Settings) -> Any:
-    """Return what runs a program below ``distdiag run``; else ``args``: neither a rank nor a launcher."""
-    if not isinstance(args, list | tuple) or not args or args[0] != sys.executable:
-        return args
-    environment = environment or {}
-    place = 1
-    while place < len(args) and args[place] in SWITCHES | WITH_VALUES:
-        place += 2 if args[place] in WITH_VALUES else 1
-    switches, program = args[:place], args[place:]
-    if not program or tuple(program[:2]) == ("-m", "distdiag") or _is_no_file(program[0]):
-        return args
-    is_rank = any(environment.get(name) not in (None, os.environ.get(name)) for name in RANKS)
-    module = str(program[1]) if program[0] == "-m" and len(program) > 1 else ""
-    if not is_rank and not module.startswith(LAUNCHERS):
-        return args
-    options = ["--dir", str(settings.directory), "--stall-after", f"{settings.stall_after_seconds:g}"]
-    return [*switches, "-m", "distdiag", "run", *options, "--max-bytes", str(settings.max_bytes), *program]
-
-
-def _is_no_file(argument: Any) -> bool:
-    return argument != "-m" and str(argument).startswith("-")
-
-
-def _finds_distdiag() -> bool:
-    """Return whether a program started now would find distdiag, which may stand where only this one looked first."""
-    return any(finder.find_spec("distdiag", None) for finder in sys.meta_path if hasattr(finder, "find_spec"))
-
-
 USAGE = """%prog [OPTIONS] SCRIPT [ARGS]...
        %prog [OPTIONS] -m MODULE [ARGS]..."""
 
@@ -83,6 +29,14 @@ DESCRIPTION = (
     "Works on both sides of a launcher: torchrun --nproc-per-node 8 -m distdiag run train.py, or "
     "distdiag run torchrun --nproc-per-node 8 train.py. Ranks that the script itself starts are recorded as well."
 )
+
+RANKS = ("RANK", "LOCAL_RANK")
+"""Variables that a launcher gives each rank a value of its own of."""
+LAUNCHERS = ("deepspeed.launcher.", "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.")
+"""Modules that start ranks, and are themselves started by other launchers."""
+SWITCHES = frozenset({"-B", "-E", "-I", "-O", "-OO", "-P", "-q", "-s", "-S", "-u", "-v"})
+"""Options of the interpreter that stand alone."""
+WITH_VALUES = frozenset({"-W", "-X"})
 
 
 def main(arguments: list[str]) -> None:
@@ -128,3 +82,48 @@ def _start_recording(options: optparse.Values) -> None:
         reason = error.message
     if not distdiag.is_recording() and not settings.is_off():
         sys.stderr.write(f"distdiag: nothing is recorded ({reason}); the script runs without it\n")
+
+
+def follow(resolved: Settings) -> None:
+    """Record ranks that are started as programs, with the settings of this one."""
+    start = subprocess.Popen.__init__
+
+    def started(self: Any, args: Any, *others: Any, **named: Any) -> None:
+        with guard("record what is started"):
+            installed = recording.installed()
+            # What a rank starts is a world of its own, whose numbers are not those of this job.
+            if installed is not None and not installed.recorder.identity.is_rank:
+                recorded = below(args, named.get("env"), resolved)
+                if recorded is not args and _finds_distdiag():
+                    args = recorded
+        start(self, args, *others, **named)
+
+    subprocess.Popen.__init__ = started  # type: ignore[method-assign]
+
+
+def below(args: Any, environment: Mapping[str, str] | None, resolved: Settings) -> Any:
+    """Return what runs a program below ``distdiag run``; else ``args``: neither a rank nor a launcher."""
+    if not isinstance(args, list | tuple) or not args or args[0] != sys.executable:
+        return args
+    environment = environment or {}
+    place = 1
+    while place < len(args) and args[place] in SWITCHES | WITH_VALUES:
+        place += 2 if args[place] in WITH_VALUES else 1
+    switches, program = args[:place], args[place:]
+    if not program or tuple(program[:2]) == ("-m", "distdiag") or _is_no_file(program[0]):
+        return args
+    is_rank = any(environment.get(name) not in (None, os.environ.get(name)) for name in RANKS)
+    module = str(program[1]) if program[0] == "-m" and len(program) > 1 else ""
+    if not is_rank and not module.startswith(LAUNCHERS):
+        return args
+    options = ["--dir", str(resolved.directory), "--stall-after", f"{resolved.stall_after_seconds:g}"]
+    return [*switches, "-m", "distdiag", "run", *options, "--max-bytes", str(resolved.max_bytes), *program]
+
+
+def _is_no_file(argument: Any) -> bool:
+    return argument != "-m" and str(argument).startswith("-")
+
+
+def _finds_distdiag() -> bool:
+    """Return whether a program started now would find distdiag, which may stand where only this one looked first."""
+    return any(finder.find_spec("distdiag", None) for finder in sys.meta_path if hasattr(finder, "find_spec"))

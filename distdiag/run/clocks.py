@@ -48,6 +48,11 @@ class Clock:
     offset_ns: int
 
 
+def unnamed(rank: int) -> str:
+    """Return what the host of a rank is called that tells none: it may be any."""
+    return f"rank {rank}"
+
+
 def clocks_of(headers: Mapping[int, Header], ranks: Iterable[int]) -> dict[int, Clock]:
     """Return the clock of each rank: ranks of one host share an exact one.
 
@@ -57,13 +62,12 @@ def clocks_of(headers: Mapping[int, Header], ranks: Iterable[int]) -> dict[int, 
     shared: dict[str, Clock] = {}
     for rank in sorted(headers):
         header = headers[rank]
-        # Who tells no host may be on any.
-        own = Clock(header.host or f"rank {rank}", header.wall_ns - header.monotonic_ns)
+        own = Clock(header.host or unnamed(rank), header.wall_ns - header.monotonic_ns)
         clock = shared.setdefault(own.host, own)
         clocks[rank] = clock if abs(own.offset_ns - clock.offset_ns) < SAME_CLOCK_NS else own
     offsets = sorted(clock.offset_ns for clock in clocks.values())
     typical = offsets[len(offsets) // 2] if offsets else 0
-    return {rank: clocks.get(rank) or Clock(f"rank {rank}", typical) for rank in ranks}
+    return {rank: clocks.get(rank) or Clock(unnamed(rank), typical) for rank in ranks}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +119,7 @@ def _begun_apart(
     Some recorders tell no ends. Clocks that were wrong would show at each begin, unless the ranks had been as far apart
     all the time, in the other direction.
     """
-    if any(clock.host != f"rank {rank}" for rank, clock in clocks.items()):
+    if any(clock.host != unnamed(rank) for rank, clock in clocks.items()):
         return None
     mine = calls.loc[~calls["p2p"], ["rank", "group_key", "seq", "start_ns"]]
     newest = mine.groupby(["rank", "group_key"], observed=True).tail(SAMPLED_COLLECTIVES)
