@@ -91,7 +91,8 @@ def whereabouts(run: Run, life: Life, since_ns: int, until_ns: int) -> Whereabou
         return place.at("data-loading", "was in its data loader", int(batch["time_ns"]), row=batch, detail=detail)
     activity = place.activity()
     if activity is not None:
-        return place.at(activity, f"was busy with {activity.replace('-', ' ')}", place.last_call_ns())
+        busy = place.at(activity, f"was busy with {activity.replace('-', ' ')}", place.last_call_ns())
+        return replace(busy, told=life.end is not End.UNTOLD)  # a single look does not tell since when
     if place.in_other_call():
         return place.at("other-collective", "was in another collective", place.last_call_ns())
     if place.moves():
@@ -114,7 +115,9 @@ class _Place:
     def __init__(self, run: Run, life: Life, since_ns: int, until_ns: int) -> None:
         self._run, self._life = run, life
         self._since_ns, self._until_ns = since_ns, until_ns
-        pulses = run.pulses[(run.pulses["rank"] == life.rank) & (run.pulses["time_ns"] <= until_ns)]
+        pulses = run.pulses[run.pulses["rank"] == life.rank]
+        if life.end is not End.UNTOLD:  # who looked from outside may have copied what he saw: its age tells nothing
+            pulses = pulses[pulses["time_ns"] <= until_ns]
         self._pulses = pulses.sort_values("time_ns")
         calls = run.calls[(run.calls["rank"] == life.rank) & (run.calls["start_ns"] <= until_ns)]
         self._last_call = newest(calls, "start_ns") if len(calls) else None
@@ -188,6 +191,8 @@ class _Place:
         place = self.at("exited", "was gone: the connections to it broke", self._since_ns)
         if not gone:
             place = self.at("unknown", "was somewhere that nothing here tells", self._since_ns)
+        if len(self._pulses) and place.frames:
+            place = self.at("running", "stood in other code, by its stack", self._since_ns)
         return replace(place, told=False)
 
     def open_phase(self) -> "pd.Series[Any] | None":

@@ -11,6 +11,8 @@ from distdiag.run.held import Rows
 
 OWN_BESIDES = ".crash.txt"
 """What recording leaves beside its logs."""
+UNHEARD = "unheard"
+"""Setting of a rank of which nothing was found, though others were heard of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

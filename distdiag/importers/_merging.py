@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from distdiag import events
-from distdiag.importers._contract import OWN_BESIDES, Imported
+from distdiag.importers._contract import OWN_BESIDES, UNHEARD, Imported
 from distdiag.journal.segments import file_name, log_name, read_lines
 from distdiag.run.frames import TIMES
 from distdiag.run.held import MOST_HELD, HeldLog
@@ -22,6 +22,8 @@ from distdiag.run.logfiles import LogFile, discover, place_in
 
 FACTS = (events.Path, events.Fault, events.Stack, events.Status, events.Memory)
 """Kinds that a second source may add to what a first one tells of a rank."""
+SEEN = (*FACTS, events.Pulse)
+"""The same where the first one is no log of our own: it gives no signs of life, and does not say where the rank is."""
 ENDS = ("exit", "signal")
 """Faults of which an own log may know less than the launcher: a process that was killed wrote nothing of it."""
 NUMBERS_APART = 1 << 32
@@ -143,12 +145,18 @@ def _one_log(sources: Sequence[Imported]) -> Iterator[events.Event]:
             headers[0],
             source="+".join(dict.fromkeys(header.source for header in headers)),
             world_size=max((h.world_size for h in headers if h.world_size is not None), default=None),
-            settings={name: value for header in headers for name, value in header.settings.items()},
+            settings=_settings(headers),
         )
     teller = next((source for source in sources if source.tells_calls), sources[0])
     for position, source in enumerate(sources):
-        kept = source.records() if source is teller else _facts(source.events)
+        kept = source.records() if source is teller else (e for e in source.events if isinstance(e, SEEN))
         yield from _apart((event for event in kept if not isinstance(event, events.Header)), position)
+
+
+def _settings(headers: Sequence[events.Header]) -> dict[str, str]:
+    """Return what several sources say of a rank: that one heard nothing of it means nothing where another did."""
+    told = [(name, value) for header in headers for name, value in header.settings.items()]
+    return {name: value for name, value in told if name != UNHEARD or all(name in h.settings for h in headers)}
 
 
 def _unheard_of(records: Iterable[events.Event], tells_its_end: bool) -> Iterator[events.Event]:

@@ -23,7 +23,7 @@ from distdiag.importers._text.facts import (
     What,
 )
 from distdiag.importers._text.owners import Told
-from distdiag.importers._text.tales import Job
+from distdiag.importers._text.tales import Job, Tale
 from distdiag.importers._text.times import SECOND_NS
 from distdiag.stackframes import user_part
 
@@ -38,6 +38,8 @@ FAR_NS = 3600 * SECOND_NS
 OF_OTHERS = (1, -6, -15)
 """Codes with which processes end whose peers are gone: of an exception, of a watchdog, and of their launcher."""
 SIGNALS = {6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
+MOST_SAID = 120
+"""Characters of an error that are repeated beside a verdict."""
 SHELL_SIGNAL = 128
 """What a shell adds to the number of a signal."""
 _MEMORY = re.compile(
@@ -48,6 +50,7 @@ _MEMORY = re.compile(
 
 def tell_errors(job: Job) -> None:
     """Add the exceptions that are the ranks' own; those that nobody signed are kept apart."""
+    gave_up = {rank: min(ends) for rank, tale in job.tales.items() if (ends := _given_up(tale))}
     seen: set[tuple[int | None, str]] = set()
     ordered = sorted(job.told, key=lambda pair: not getattr(pair[1].said.what, "frames", ()))  # the fuller one first
     for moment, told in ordered:
@@ -58,11 +61,42 @@ def tell_errors(job: Job) -> None:
         if key in seen:
             continue
         seen.add(key)
+        first_ns = min((at for rank, at in gave_up.items() if rank != told.rank), default=moment)
+        if told.rank not in (None, *gave_up) and first_ns < moment:
+            if _is_timed(job, told, first_ns):
+                said = f"rank {told.rank} failed after others had given up: {what.type}: {what.message[:MOST_SAID]}"
+                job.remarks.append((moment, Remark(text=said, telling=True)))
+            else:
+                moment = first_ns - 1
         fault = _fault(what, moment, went_on=_went_on(job, told, moment))
         if told.rank is None:
             job.unsigned.append(fault if fault.where == "raised" else replace(fault, where=UNSIGNED))
         else:
             job.tale(told.rank).records.append(fault)
+
+
+def _given_up(tale: Tale) -> list[int]:
+    return [act.end_ns for act in tale.acts if act.error is not None and act.end_ns is not None]
+
+
+def _is_timed(job: Job, told: Told, since_ns: int) -> bool:
+    """Return whether an error of a rank that never came is known to be of after others gave up.
+
+    Tracebacks bear no moment, and outputs that are put together, one behind the other, stand in no order. It is
+    known where it has a moment, follows upon one of its own rank, or upon the end of a process.
+    """
+    line, file = told.said.line, told.said.file
+    if not line.borrowed:
+        return line.stamp is not None
+    for moment, each in job.told:
+        what, earlier = each.said.what, each.said.line
+        if each.said.file != file or earlier.number >= line.number:
+            continue
+        if isinstance(what, Ended | Torn) or (isinstance(what, Remark) and what.stops):
+            return True
+        if each.rank == told.rank and moment >= since_ns and not earlier.borrowed:
+            return True
+    return False
 
 
 def _fault(raised: Raised, moment: int, *, went_on: bool) -> events.Fault:

@@ -57,6 +57,7 @@ _PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = (
         "journal",
         re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<label>[\w.-]+ [\w./-]+(?:\[(?P<pid>\d+)\])?): "),
     ),
+    ("stern", re.compile(r"(?P<label>[a-z0-9.]+(?:-[a-z0-9.]+)+ [a-z][a-z0-9-]*) " + _AFTER_HOST)),
     ("compose", re.compile(r"(?P<label>[\w.-]+) +\| ?")),
     ("pid", re.compile(r"\[(?P<label>(?P<pid>\d{2,7}))\] (?!is setting up)")),
     ("host", re.compile(r"(?P<label>(?=[\w.-]*[\d-])(?![\w.]*Error\b|E[A-Z]\d{4}:)[A-Za-z][\w.-]*): " + _AFTER_HOST)),

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from distdiag import events
 from distdiag.events import STUCK_WATCHDOG, UNSIGNED
-from distdiag.importers._contract import Imported
+from distdiag.importers._contract import UNHEARD, Imported
 from distdiag.importers._text.absences import tell_bars, tell_missed, tell_silence
 from distdiag.importers._text.endings import remarked, tell_consequences, tell_ends, tell_errors
 from distdiag.importers._text.moments import Clocks
@@ -26,8 +26,6 @@ VICTIMS_CODES = (-6,)
 SOURCE = "stderr"
 RUN = "imported"
 HOST = "unknown"
-UNHEARD = "unheard"
-"""Setting of a rank of which nothing was found, though others were heard of."""
 UNTIMED = "untimed"
 """Setting of a rank none of whose words bears a moment."""
 
