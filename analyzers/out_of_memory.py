@@ -57,11 +57,14 @@ def _consequence(incident: Incident) -> str:
         return f"The error was caught, and then {both_sides(incident, incident.basis)}"
     if not incident.victims:
         return "Nobody was waiting for it yet"
+    if isinstance(incident.basis, Death) and not incident.basis.ranks:
+        return f"Which rank it is does not stand beside it; {named(incident.victims)} waited or failed after it"
     return f"{named(incident.victims)} only waited for {verb(incident.culprits, 'it', 'them')}"
 
 
 def _action(incident: Incident) -> tuple[str, ...]:
-    who = named(incident.culprits)
+    ranks = incident.basis.ranks if isinstance(incident.basis, Death) else incident.culprits
+    who = named(ranks) if ranks else "that rank"
     caught = (
         ("let all ranks agree on skipping a batch, with an all_reduce of a flag, instead of catching it on one",)
         if isinstance(incident.basis, Disagreement)

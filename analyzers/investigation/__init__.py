@@ -43,7 +43,7 @@ from distdiag.analyzers.investigation.standing import refused, standing
 from distdiag.analyzers.investigation.streams import collectives_of, groups_that_differ
 from distdiag.analyzers.investigation.trust import confidence_of, within_source
 from distdiag.analyzers.investigation.unexplained import INSUFFICIENT, unexplained
-from distdiag.analyzers.investigation.waitfor import Wait
+from distdiag.analyzers.investigation.waitfor import Wait, standstill
 from distdiag.analyzers.investigation.waits import blocked_calls, blocked_since, waits_of
 from distdiag.analyzers.investigation.whereabouts import Whereabouts, whereabouts
 from distdiag.run import Run
@@ -150,7 +150,7 @@ def _roots(run: Run, lives: Mapping[int, Life]) -> tuple[tuple[Incident, ...], t
         *of_sizes(run, [*size_mismatches(run, collectives), *of_messages(run, queues.unequal)], stuck),
         *of_misfits(run, stuck),
         *of_told_sizes(run, stuck),
-        *_deaths(run, deaths_of(run, lives, since), stuck),
+        *_deaths(run, deaths_of(run, lives, since), stuck, waits),
     ]
     roots = _first(run, found)
     if not roots:
@@ -271,11 +271,13 @@ def _disagreements(
 
 
 # ---- deaths -----------------------------------------------------------------------------------------------------
-def _deaths(run: Run, deaths: Sequence[Death], stuck: frozenset[int]) -> Iterator[Incident]:
+def _deaths(run: Run, deaths: Sequence[Death], stuck: frozenset[int], waits: Sequence[Wait]) -> Iterator[Incident]:
     for number, death in enumerate(deaths):
         death = replace(death, too=tuple(map(_too, deaths[number + 1 :][:MOST_TOO])))
         memory = death.cause == Name.MEMORY
         everybody = len(death.ranks) == len(run.ranks) > 1 and not run.missing
+        awaited = () if death.ranks else tuple(standstill(waits).sinks)
+        perhaps = f"the others wait for {named(awaited)}, which may be that one" if len(awaited) == 1 else ""
         came_up = f"it came to the top as {first_line(death.came_up_as)}" if death.came_up_as else ""
         yield Incident(
             name=Name.MEMORY if memory else RANK_DIED,
@@ -287,7 +289,7 @@ def _deaths(run: Run, deaths: Sequence[Death], stuck: frozenset[int]) -> Iterato
             site=death.site,
             sites=dict.fromkeys(death.ranks, death.site) if death.site is not None else {},
             cause=death.cause,
-            evidence=tuple(text for text in (death.what, came_up, death.reason, *death.too) if text),
+            evidence=tuple(text for text in (death.what, perhaps, came_up, death.reason, *death.too) if text),
             before=before_death(run, death),
         )
 

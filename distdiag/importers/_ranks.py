@@ -7,6 +7,8 @@ from pathlib import Path
 _SUFFIX = re.compile(r"\.(?:json|pkl|pickle|p|bin|dump|txt|log)$", re.IGNORECASE)
 _NAMED_RANK = re.compile(r"(?<![a-z])(?<!local[_-])rank[_\-.]?(\d{1,8})(?!\d)", re.IGNORECASE)
 _INTEGER = re.compile(r"\d+")
+_HASHED = re.compile(r"(?<![a-z\d])(?=\d*[a-f])(?=[a-f]*\d)[a-f\d]{5,}(?![a-z\d])", re.IGNORECASE)
+"""What bears letters and digits at random tells no rank, where names have nothing else in common."""
 _ATTEMPT = re.compile(r"(?:attempt|restart|retry)[_\-.]?(\d{1,6})", re.IGNORECASE)
 MAX_RANK = (1 << 18) - 1
 LIKELY_RANKS = 10_000
@@ -36,6 +38,8 @@ def ranks_in_names(files: Sequence[Path]) -> Mapping[Path, int]:
     for alike in forms.values():
         column = _telling(list(zip(*(numbers for _, numbers in alike), strict=True)))
         for file, numbers in alike:
+            if len(forms) > 1 and _HASHED.search(_stem(file.name)):
+                continue
             rank = numbers[column] if column is not None else rank_in_name(file)
             if rank is not None and rank <= MAX_RANK:
                 ranks[file] = rank

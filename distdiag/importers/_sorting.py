@@ -25,6 +25,10 @@ DEEPEST_ARCHIVE = 2
 """An archive of packed files is what people pass on; what is nested deeper is not."""
 _BACKUP = re.compile(r"~$|\.(?:bak|orig|swp|swo|tmp|part|crdownload)$", re.IGNORECASE)
 """What editors and copying leave beside a file: the file itself tells the same, or more."""
+_QUOTING = re.compile(
+    r"\.(?:py|md|rst|ipynb|sh|ya?ml|toml|cfg|ini|html?|js|c|cc|cpp|cuh?|h|hpp|diff|patch)$", re.IGNORECASE
+)
+"""Sources and documents quote what jobs print: they are no output, unless somebody names them."""
 _OWN = re.compile(rb'(?:\xef\xbb\xbf)?\{"kind":"header","schema":"distdiag\.log/')
 _RECORD = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{"kind":"\w+"')
 
@@ -150,6 +154,8 @@ class _Sorting:
                 continue
             if _is_own(file, head):
                 self.own.setdefault(file.parent, []).append(file)
+            elif file != path and _QUOTING.search(file.name):
+                self.unknown.append(file.name)
             else:
                 self._foreign(file, head, depth)
 

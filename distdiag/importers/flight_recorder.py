@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from distdiag import events
 from distdiag.importers._calls import DEFAULT_TIMEOUT_MS, LONGEST_TIMEOUT_MS, MILLISECOND_NS
 from distdiag.importers._contract import Imported
@@ -116,6 +118,13 @@ def _ranks(files: Sequence[Path], shared: Shared[Transcript | str]) -> Iterator[
             continue
         transcripts.append((attempt_in_path(file, root), transcript))
         yield from _defects(transcript)
+    if twins := _twins([transcript for _, transcript in transcripts]):
+        names = " and ".join(str(each.dump.path.relative_to(root)) for each in twins)
+        transcripts = []
+        yield _note(
+            f"{names} are of two processes that ran at one time, and both tell the rank {twins[0].rank}: that may be "
+            "the one on each host"
+        )
     attempts = attempts_of(transcripts)
     known = {transcript.rank for of_attempt in attempts.values() for transcript in of_attempt}
     if older := {transcript.rank for _, transcript in transcripts} - known:
@@ -135,6 +144,19 @@ def _ranks(files: Sequence[Path], shared: Shared[Transcript | str]) -> Iterator[
             _note(f"the dumps do not say who is in group {name}: taken to be the ranks that used it")
             for name in sorted(roster.inferred)
         )
+
+
+def _twins(transcripts: Sequence[Transcript]) -> tuple[Transcript, ...]:
+    """Return two dumps of one rank that one process cannot have made: their calls are others, at the same time."""
+    newest: dict[int, Transcript] = {}
+    for each in sorted(transcripts, key=lambda each: each.first_ns):
+        last = newest.get(each.rank)
+        if last is not None and 0 < each.first_ns < last.last_ns:
+            begun, former = (calls.numbers["start_ns"] for calls in (each.calls, last.calls))
+            if not np.isin(begun, former).any():
+                return last, each
+        newest[each.rank] = each
+    return ()
 
 
 def _transcript(named: Mapping[Path, int], file: Path) -> Transcript | str:

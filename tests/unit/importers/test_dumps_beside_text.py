@@ -8,6 +8,7 @@ import pytest
 from distdiag.analyzers import diagnose
 from distdiag.findings import Verdict
 from distdiag.importers import load
+from tests import training_output as out
 from tests.dumps import START_NS, Dumps
 
 SECOND_NS = 1_000_000_000
@@ -82,3 +83,34 @@ def test_a_remark_of_nobody_leaves_the_dumps_of_the_first_rank_what_they_are(tmp
     assert verdict.name == "transport-stuck"
     assert "Xid 79" in " ".join(verdict.evidence)
     assert "4 of 4 ranks" in " ".join(verdict.evidence)
+
+
+def test_an_error_that_nobody_signed_keeps_who_is_waited_for(tmp_path: Path) -> None:
+    failed = out.traceback("KeyError: 'labels'", ("/app/train.py", 3, "main"))
+    written(missing_one(tmp_path), "train.log", *failed, seconds=1)
+
+    verdict = told(tmp_path)
+
+    assert (verdict.name, verdict.culprits, verdict.site) == ("rank-died", (), "/app/train.py:3")
+    assert "the others wait for rank 2, which may be that one" in verdict.evidence
+
+
+@pytest.mark.parametrize("name", ["README.md", "train.py", "notes/run.sh"])
+def test_what_quotes_an_error_is_no_output(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    written(missing_one(tmp_path), name, f"# {out.out_of_memory()}")
+
+    verdict = told(tmp_path)
+
+    assert (verdict.name, verdict.culprits) == ("rank-missing", (2,))
+    assert told(tmp_path / name).name == "out-of-memory"  # somebody asks for it
+
+
+def test_an_error_without_a_rank_accuses_nobody_in_words_either(tmp_path: Path) -> None:
+    written(missing_one(tmp_path), "train.log", out.out_of_memory(), seconds=1)
+
+    verdict = told(tmp_path)
+
+    assert (verdict.name, verdict.culprits) == ("out-of-memory", ())
+    assert "Which rank it is does not stand beside it" in verdict.summary
+    assert "no rank" not in " ".join(verdict.next_steps)

@@ -61,6 +61,32 @@ def test_a_name_with_a_local_rank_yields_to_the_groups(tmp_path: Path) -> None:
     assert load(tmp_path).ranks == (0, 1, 2, 3)
 
 
+def test_local_ranks_in_names_accuse_no_rank(tmp_path: Path) -> None:
+    dumps = reduced(4)
+    for rank in dumps.ranks:
+        if rank != 2:
+            dumps.add(rank, "all_reduce", state="started", retired=True)
+        for entry in dumps.entries[rank]:
+            entry["time_created_ns"] += 1000 * rank
+        folder = tmp_path / f"node{rank // 2}"
+        folder.mkdir(exist_ok=True)
+        (folder / f"nccl_trace_rank_{rank % 2}").write_bytes(pickle.dumps(dumps.content(rank)))
+
+    with pytest.raises(DistdiagError, match="both tell the rank 0") as refused:
+        load(tmp_path)
+
+    assert "name each file after its rank" in refused.value.hint
+
+
+def test_names_that_are_hashes_tell_no_ranks(tmp_path: Path) -> None:
+    dumps = reduced(4)
+    for rank, name in enumerate(("af3a0", "bf3a1eef", "cf3a3dde", "df3a5ccd")):
+        (tmp_path / f"{name}.pkl").write_bytes(pickle.dumps(dumps.content(rank)))
+
+    with pytest.raises(DistdiagError, match="neither its name nor its groups tell the rank"):
+        load(tmp_path)
+
+
 def test_one_file_is_enough(tmp_path: Path) -> None:
     directory = reduced().write(tmp_path)
 
