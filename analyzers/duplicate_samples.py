@@ -23,9 +23,8 @@ from itertools import pairwise
 
 from distdiag.analyzers._wording import named
 from distdiag.analyzers.investigation.trust import data_in_words
-from distdiag.analyzers.training.samplers import sampler_splits
+from distdiag.analyzers.training.samplers import sampler_splits, strangers
 from distdiag.analyzers.training.samples import FEWEST_BATCHES, Overlap, Stream, overlap, training_streams
-from distdiag.analyzers.training.strangers import strangers
 from distdiag.findings import Finding, Severity
 from distdiag.run import Run
 

@@ -17,9 +17,8 @@ from collections.abc import Iterator
 
 from distdiag.analyzers._wording import counted, named, verb
 from distdiag.analyzers.investigation.trust import data_in_words
-from distdiag.analyzers.training.checksums import desyncs
+from distdiag.analyzers.training.checksums import ScaleSplit, desyncs, scale_splits
 from distdiag.analyzers.training.peers import by_value
-from distdiag.analyzers.training.scales import ScaleSplit, scale_splits
 from distdiag.findings import Confidence, Finding, Severity
 from distdiag.replicas import minority
 from distdiag.run import Run

@@ -22,7 +22,7 @@ import pandas as pd
 
 from distdiag.analyzers._wording import counted, named
 from distdiag.analyzers.investigation.trust import data_in_words
-from distdiag.analyzers.training.batches import batches_in_words
+from distdiag.analyzers.training.samples import batches_in_words
 from distdiag.analyzers.training.series import Jump, first_jump
 from distdiag.findings import Finding, Severity
 from distdiag.run import Run

@@ -23,9 +23,8 @@ import pandas as pd
 
 from distdiag.analyzers._wording import named
 from distdiag.analyzers.investigation.trust import data_in_words
-from distdiag.analyzers.training.batches import batches_in_words
-from distdiag.analyzers.training.nonfinite import DIVERGED, LOCAL, diverged, nonfinite_rows
-from distdiag.analyzers.training.records import numerics_of
+from distdiag.analyzers.training.numerics import DIVERGED, LOCAL, diverged, nonfinite_rows, numerics_of
+from distdiag.analyzers.training.samples import batches_in_words
 from distdiag.findings import Finding, Severity
 from distdiag.run import Run
 

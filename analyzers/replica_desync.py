@@ -26,9 +26,8 @@ from collections.abc import Iterator
 
 from distdiag.analyzers._wording import counted, named, verb
 from distdiag.analyzers.investigation.trust import data_in_words
-from distdiag.analyzers.training.checksums import Desync, desyncs
+from distdiag.analyzers.training.checksums import Desync, desyncs, scale_splits
 from distdiag.analyzers.training.gradients import unsynchronised
-from distdiag.analyzers.training.scales import scale_splits
 from distdiag.findings import Confidence, Finding, Severity
 from distdiag.replicas import name_of
 from distdiag.run import Run

@@ -29,9 +29,8 @@ from distdiag.analyzers._wording import counted, seconds
 from distdiag.analyzers.investigation.paths import short
 from distdiag.analyzers.investigation.trust import data_in_words
 from distdiag.analyzers.performance import accusations
-from distdiag.analyzers.slowness.experts import Arrivals
 from distdiag.analyzers.slowness.judged import judge
-from distdiag.analyzers.slowness.lengths import Imbalance
+from distdiag.analyzers.slowness.lengths import Arrivals, Imbalance
 from distdiag.analyzers.slowness.telling import gained, percent
 from distdiag.findings import Confidence, Finding, Severity
 from distdiag.run import Run

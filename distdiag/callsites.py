@@ -29,7 +29,6 @@ OWN_FILES = (
     "identity.py",
     "recorder.py",
     "recording.py",
-    "reductions.py",
     "requests.py",
     "settings.py",
     "steps.py",

@@ -16,7 +16,7 @@ from distdiag.errors import guarded
 from distdiag.hooks._patch import Undo, when_imported
 from distdiag.hooks.groups import learn_group
 from distdiag.recorder import Flight, GroupState, Interned, Recorder
-from distdiag.reductions import READ_AT_FIRST, READ_EACH
+from distdiag.thinning import READ_AT_FIRST, READ_EACH
 
 MAX_SIGNATURES_PER_SITE = 512
 """A site whose shapes change with every call would otherwise fill memory."""

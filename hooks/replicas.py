@@ -14,9 +14,8 @@ from typing import Any
 from distdiag import events
 from distdiag.errors import guard
 from distdiag.hooks._by_hand import ByHand, Optimizers, wrapper_of
-from distdiag.hooks._checksums import Checks, block_size, checked
+from distdiag.hooks._checksums import Checks, block_size, checked, rng_digests
 from distdiag.hooks._patch import Undo, observe, together, when_imported
-from distdiag.hooks._rng import rng_digests
 from distdiag.hooks._wrapped import Replica, are_apart_on_purpose, parameters_of
 from distdiag.hooks.groups import learn_group
 from distdiag.recorder import GroupState, Recorder

@@ -42,7 +42,7 @@ from distdiag.analyzers.investigation.sources import in_order
 from distdiag.analyzers.investigation.standing import refused, standing
 from distdiag.analyzers.investigation.streams import collectives_of, groups_that_differ
 from distdiag.analyzers.investigation.trust import confidence_of, within_source
-from distdiag.analyzers.investigation.unexplained import INSUFFICIENT, unexplained
+from distdiag.analyzers.investigation.vanished import INSUFFICIENT, unexplained
 from distdiag.analyzers.investigation.waitfor import Wait, standstill
 from distdiag.analyzers.investigation.waits import blocked_calls, blocked_since, waits_of
 from distdiag.analyzers.investigation.whereabouts import Whereabouts, whereabouts

@@ -15,8 +15,8 @@ import pandas as pd
 from distdiag.analyzers.investigation.issued import Issued, issued, settled_ns
 from distdiag.analyzers.investigation.rows import by_rank, records
 from distdiag.analyzers.investigation.sources import recorded
-from distdiag.reductions import READ_AT_FIRST, READ_EACH
 from distdiag.run import Run
+from distdiag.thinning import READ_AT_FIRST, READ_EACH
 
 Booleans = npt.NDArray[np.bool_]
 Integers = npt.NDArray[np.int64]

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from distdiag.analyzers.performance.alignment import Alignment, align
-from distdiag.analyzers.performance.batches import batches_of
 from distdiag.analyzers.performance.columns import Tables
 from distdiag.analyzers.performance.ledger import held_in, ledger_of
-from distdiag.analyzers.performance.pauses import pauses_of
 from distdiag.analyzers.performance.rollups import MANY_CALLS, calls_per_step, rolled_waits, spread
-from distdiag.analyzers.performance.tables import tables_of
-from distdiag.analyzers.performance.tables_in_logs import clocks_in, steps_in_logs
+from distdiag.analyzers.performance.step_records import batches_of, pauses_of
+from distdiag.analyzers.performance.tables import clocks_in, steps_in_logs, tables_of
 from distdiag.analyzers.performance.waits import passed_on, waits_of
 from distdiag.run import Run
 

@@ -13,14 +13,15 @@ import numpy as np
 from distdiag.analyzers.performance import job
 from distdiag.analyzers.performance.dependencies import Graph, graph_of
 from distdiag.analyzers.performance.job import Job, Numbers, job_of
-from distdiag.analyzers.performance.scenarios import (
+from distdiag.analyzers.performance.simulator import (
     Kept,
     ideal_seconds,
     measured_seconds,
     seconds_with_one_rank,
     step_seconds,
+    usual_of,
+    work_of,
 )
-from distdiag.analyzers.performance.simulator import usual_of, work_of
 from distdiag.run import Run
 
 SLOWEST_WORKERS = 0.03

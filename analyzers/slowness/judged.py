@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from distdiag.analyzers.investigation import investigate
 from distdiag.analyzers.performance import Measured, measure
-from distdiag.analyzers.slowness.experts import arrivals_in
 from distdiag.analyzers.slowness.grid import Grid, grid_of
 from distdiag.analyzers.slowness.laggards import Laggard, laggards_in
-from distdiag.analyzers.slowness.lengths import Imbalance, imbalance_in
+from distdiag.analyzers.slowness.lengths import Imbalance, arrivals_in, imbalance_in
 from distdiag.analyzers.slowness.moving import Moving, moving_in
 from distdiag.analyzers.slowness.stages import roles_of
 from distdiag.run import Run

@@ -6,13 +6,15 @@ how a rank differs from the others in the same step. Where experts are spread ov
 its experts get.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
-from distdiag.analyzers.slowness.experts import Arrivals
+from distdiag.analyzers.investigation.paths import location
 from distdiag.analyzers.slowness.grid import Chosen, Grid, Numbers
+from distdiag.run import Run
 
 EXPLAINS = 0.8
 """Share of the variance that the fit has to explain."""
@@ -29,6 +31,21 @@ ALIKE = 0.9
 """Correlation of forward and backward from which unequal work is likely where nobody told the lengths."""
 UNEVEN = 0.1
 """Coefficient of variation of the forward within a rank that even work stays below (0.02-0.03 in published traces)."""
+EXCHANGED = 0.8
+"""Share of steps in which all ranks made such an exchange: one that is skipped is no reason to forget it."""
+BACKWARD = "backward"
+"""Gradients go the way that tokens came: they are no more tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """What the calls of one line bring to the ranks of a grid."""
+
+    op: str
+    site: str
+    """``file:line``."""
+    rows: Numbers
+    """[ranks, steps]; NaN where a rank made none in a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,3 +176,20 @@ def _correlation(one: Numbers, other: Numbers) -> float:
     if not one.std() or not other.std():
         return 0.0
     return float(np.corrcoef(one, other)[0, 1])
+
+
+def arrivals_in(run: Run, grid: Grid) -> Iterator[Arrivals]:
+    """Yield what exchanges with sizes of their own bring to each rank; none of which many steps of ranks lack."""
+    of_grid = (run.calls["phase"] != BACKWARD).to_numpy() & run.calls["rank"].isin(grid.ranks).to_numpy()
+    calls = run.calls.loc[of_grid, ["op", "path", "rank", "step", "output_splits"]]
+    calls = calls[calls["step"].isin(grid.steps) & calls["output_splits"].map(bool).astype(bool)]
+    if calls.empty:
+        return
+    arrived = calls["output_splits"].map(sum).astype("float64")
+    sums = arrived.groupby([calls["op"].astype(str), calls["path"], calls["rank"], calls["step"]]).sum()
+    for key, rows in sums.groupby(level=[0, 1], sort=True):
+        op, path = cast("tuple[str, int]", key)
+        table = rows.droplevel([0, 1]).unstack().reindex(index=list(grid.ranks), columns=grid.steps.tolist())
+        frames = run.paths.get(path, ())
+        if frames and table.notna().all().mean() >= EXCHANGED:
+            yield Arrivals(op=op, site=location(frames[-1]), rows=np.asarray(table, dtype=float))

@@ -8,7 +8,7 @@ import pandas as pd
 from distdiag.errors import DistdiagError
 from distdiag.findings import Verdict
 from distdiag.run import Run, load_earlier
-from distdiag.run.earlier import Members
+from distdiag.run.processes import Members
 from distdiag.run.saved import SAVES
 from distdiag.settings import ATTEMPT_VARIABLES
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Sequence
 
 from distdiag.analyzers._wording import counted, named, verb
-from distdiag.analyzers.investigation.last_seen import LastSeen
 from distdiag.analyzers.investigation.lives import End, lives_of
 from distdiag.analyzers.investigation.sources import healthy_confidence, in_words, recorded
 from distdiag.analyzers.investigation.trust import data_in_words
+from distdiag.analyzers.investigation.vanished import LastSeen
 from distdiag.analyzers.performance.accusations import unexplained_in
 from distdiag.analyzers.performance.traced import incomparable
-from distdiag.analyzers.training.nonfinite import DIVERGED
+from distdiag.analyzers.training.numerics import DIVERGED
 from distdiag.findings import Confidence, Finding, Severity, Verdict
 from distdiag.run import Run
 

@@ -1,15 +1,42 @@
-"""Where replicas were checked, and where they first were not equal."""
+"""Where data-parallel peers first were not equal: their replicas, where these were checked, and their loss scales."""
 
 from dataclasses import dataclass
 
 import pandas as pd
 
-from distdiag.analyzers.training.local_steps import averaged_now_and_then
-from distdiag.analyzers.training.nonfinite import first_nonfinite
+from distdiag.analyzers.training.numerics import first_nonfinite, numerics_of
 from distdiag.analyzers.training.peers import DataParallel, beside, by_hand, data_parallel, of_wrapper
-from distdiag.analyzers.training.records import numerics_of
 from distdiag.replicas import Check, Disagreement, compared
 from distdiag.run import Run
+
+AVERAGING = ("all_reduce", "all_reduce_coalesced")
+MOSTLY = 0.5
+"""Of the steps, in which gradients stay apart: else the wrapper averages them, and nobody has to besides."""
+OF_THE_PARAMETERS = (0.5, 2.0)
+"""Bytes that averaging them may carry, beside the gradients': in a smaller or in a larger type."""
+AGAIN = 2
+
+
+def averaged_now_and_then(run: Run, group: DataParallel) -> bool:
+    """Return whether gradients of a group stay apart in most steps, and its parameters are averaged in some."""
+    apart = of_wrapper(numerics_of(run), group)
+    apart = apart[apart["unsynchronised"].notna()]
+    made = run.steps[run.steps["rank"].isin(group.members) & run.steps["end_ns"].notna()]["step"].nunique()
+    if apart.empty or apart["step"].nunique() < MOSTLY * made:
+        return False
+    calls = calls_of_all(run, group)
+    calls = calls[calls["op"].isin(AVERAGING) & (calls["phase"] != "backward")]
+    sent = calls.groupby(["rank", "step"])["size_bytes"].sum()
+    least, most = (share * group.size_bytes for share in OF_THE_PARAMETERS)
+    steps = sent[(sent >= least) & (sent <= most)].index.get_level_values("step").nunique()
+    return AGAIN <= steps < made
+
+
+def calls_of_all(run: Run, group: DataParallel) -> pd.DataFrame:
+    """Return the calls on groups with all members of a group."""
+    whole = run.calls["members"].map(lambda ranks: ranks is not None and set(group.members) <= set(ranks))
+    calls: pd.DataFrame = run.calls[whole.astype("bool")]
+    return calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,3 +102,43 @@ def _of_group(run: Run, group: DataParallel) -> list[Desync]:
     found = compared(checks, len(group.members))
     equal_step = int(equal.max()) if len(equal) else None
     return [] if found is None else [Desync(group=group, step=step, equal_step=equal_step, found=found)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleSplit:
+    """A step in which peers had different loss scales."""
+
+    group: DataParallel
+    step: int
+    scales: dict[int, float]
+    equal_step: int | None
+    """Last step before it in which they had the same."""
+    steps: int
+    """Steps in which they differ, of ``compared``."""
+    compared: int
+
+
+def scale_splits(run: Run) -> list[ScaleSplit]:
+    """Return the first split of each data-parallel group, the earliest first; each set of members once."""
+    numerics = numerics_of(run)
+    rows = numerics[numerics["loss_scale"].notna()].drop_duplicates(["rank", "step"])
+    found: dict[tuple[int, ...], ScaleSplit] = {}
+    for group in data_parallel(run):
+        mine = rows[rows["rank"].isin(group.members)]
+        per_step = mine.groupby("step").agg(ranks=("rank", "nunique"), values=("loss_scale", "nunique"))
+        compared = per_step[per_step["ranks"] > 1]
+        apart = compared[compared["values"] > 1]
+        if apart.empty or group.members in found:
+            continue
+        step = int(apart.index.min())
+        equal = compared[(compared["values"] == 1) & (compared.index < step)].index
+        at_step = mine[mine["step"] == step]
+        found[group.members] = ScaleSplit(
+            group=group,
+            step=step,
+            scales=dict(zip(at_step["rank"].tolist(), at_step["loss_scale"].tolist(), strict=True)),
+            equal_step=int(equal.max()) if len(equal) else None,
+            steps=len(apart),
+            compared=len(compared),
+        )
+    return sorted(found.values(), key=lambda each: (each.step, each.group.members))

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from distdiag.analyzers.training.checksums import equal_after
-from distdiag.analyzers.training.local_steps import averaged_now_and_then, calls_of_all
+from distdiag.analyzers.training.checksums import averaged_now_and_then, calls_of_all, equal_after
+from distdiag.analyzers.training.numerics import numerics_of
 from distdiag.analyzers.training.peers import DataParallel, data_parallel, of_wrapper
-from distdiag.analyzers.training.records import numerics_of
 from distdiag.run import Run
 
 REDUCING = ("all_reduce", "all_reduce_coalesced", "reduce_scatter", "reduce_scatter_tensor", "all_gather_into_tensor")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from distdiag.analyzers.training.batches import batches_of_step
+from distdiag.analyzers.training.samples import batches_of_step
 from distdiag.run import Run
 
 SAMPLER_FIELDS = (

@@ -1,6 +1,6 @@
 """Samples that ranks got from their data loaders, and what two ranks have in common."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ OF_ITERABLES = "_InfiniteConstantSampler"
 """What a loader has in place of a sampler where its data set is iterable."""
 TRAINED_SHARE = 0.5
 """Loaders whose batches are mostly evaluated on are often the same on all ranks, rightly."""
+MOST_IDS = 16
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -162,3 +163,26 @@ def _within(batches: pd.DataFrame, loader: Mapping[Any, Any], since: int, until:
 def _is_trained_on(begun: pd.DataFrame) -> bool:
     later = begun.sort_values("time_ns")["trained"].iloc[1:]
     return len(later) > 0 and float(later.mean()) >= TRAINED_SHARE
+
+
+def batches_of_step(run: Run, step: int) -> pd.DataFrame:
+    """Return what came of data loaders in a step: a row per rank and batch."""
+    rows = run.batches[(run.batches["edge"] == "end") & (run.batches["step"] == step) & ~run.batches["exhausted"]]
+    return rows.sort_values(["rank", "loader", "batch"])
+
+
+def batches_in_words(run: Run, ranks: Iterable[int], step: int) -> tuple[str, ...]:
+    """Return which batches some ranks had in a step."""
+    rows = batches_of_step(run, step)
+    return tuple(
+        f"rank {row['rank']} had batch {row['batch']} of its loader{_samples(row)} in step {step}"
+        for row in rows[rows["rank"].isin(set(ranks))].to_dict("records")
+    )
+
+
+def _samples(row: Mapping[Any, Any]) -> str:
+    ids = row["ids"]
+    if not isinstance(ids, tuple) or not ids:
+        return ""
+    more = ", …" if len(ids) > MOST_IDS or row["thinned"] else ""
+    return f" (samples {', '.join(map(str, ids[:MOST_IDS]))}{more})"

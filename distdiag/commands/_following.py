@@ -14,7 +14,8 @@ from distdiag.live.fleet import Fleet
 from distdiag.live.scraped import Scraped
 from distdiag.live.snapshot import RankDetail, Snapshot, detail_of, snapshot_of
 from distdiag.live.watch import Watch
-from distdiag.reporters import _terminal, watching
+from distdiag.reporters import watching
+from distdiag.reporters._lines import size_of, write_lines
 from distdiag.reporters.live import Choice, plain_view, screen, status
 
 BETWEEN_LOOKS_SECONDS = 1.2
@@ -160,7 +161,7 @@ def once(session: Session, form: str) -> int:
     if form == "json":
         sys.stdout.write(watching.state_line(snapshot))
     else:
-        _terminal.write(plain_view(snapshot, _terminal.size(sys.stdout)[0]), sys.stdout)
+        write_lines(plain_view(snapshot, size_of(sys.stdout)[0]), sys.stdout)
     return ALARMED if snapshot.alarms else 0
 
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from distdiag.errors import DistdiagError
 from distdiag.live.snapshot import Snapshot
-from distdiag.reporters.metrics import Metric, metrics
-from distdiag.reporters.prometheus import CONTENT_TYPE, render
+from distdiag.reporters.metrics import CONTENT_TYPE, Metric, metrics, render
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader

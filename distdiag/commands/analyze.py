@@ -30,11 +30,12 @@ HEALTHY = "healthy"
 
 def survey(several: "SeveralRunsError") -> int:
     """Analyse each run and write a verdict each; return 0 if all are healthy, 2 if none could be read, else 1."""
-    from distdiag.reporters import _terminal, runs
+    from distdiag.reporters import runs
+    from distdiag.reporters._lines import size_of, write_lines
 
     looked = list(_looked(several))
-    width, _ = _terminal.size(sys.stdout)
-    _terminal.write(runs.compose(several.where, looked, total=len(several.runs), width=width), sys.stdout)
+    width, _ = size_of(sys.stdout)
+    write_lines(runs.compose(several.where, looked, total=len(several.runs), width=width), sys.stdout)
     return code_of(looked)
 
 

@@ -20,8 +20,8 @@ from distdiag.checkpoints import WHOLE, Told, Trial, Verification, stamp, verify
 from distdiag.checkpoints.plan import Plan, plan_of
 from distdiag.checkpoints.records import METADATA
 from distdiag.errors import DistdiagError
-from distdiag.reporters import _terminal
 from distdiag.reporters._checkpoint import trial_lines, verification_lines
+from distdiag.reporters._lines import size_of, write_lines
 
 POLL_SECONDS = 0.05
 LAST_LINES = 3
@@ -210,16 +210,16 @@ def _show(found: Verification, form: str) -> None:
     if form == "json":
         _write_json({"schema": SCHEMA, "outcome": found.outcome, **asdict(found)})
     else:
-        width, _ = _terminal.size(sys.stdout)
-        _terminal.write(verification_lines(found, width), sys.stdout)
+        width, _ = size_of(sys.stdout)
+        write_lines(verification_lines(found, width), sys.stdout)
 
 
 def _show_trials(directory: Path, trials: Sequence[Trial], form: str) -> None:
     if form == "json":
         _write_json({"schema": DRILL_SCHEMA, "directory": str(directory), "trials": [asdict(each) for each in trials]})
     else:
-        width, _ = _terminal.size(sys.stdout)
-        _terminal.write(trial_lines(str(directory), trials, width), sys.stdout)
+        width, _ = size_of(sys.stdout)
+        write_lines(trial_lines(str(directory), trials, width), sys.stdout)
 
 
 def _write_json(told: dict[str, object]) -> None:

@@ -26,7 +26,7 @@ def command(step: int, logs: Path, ranks: tuple[int, ...], form: str) -> int:
     """
     from distdiag.analyzers.training.replay import replay_of  # pandas and duckdb: not for --help
     from distdiag.importers import load
-    from distdiag.reporters import _terminal
+    from distdiag.reporters._lines import write_lines
     from distdiag.reporters._replay import replay_lines
 
     run = load(logs)
@@ -44,5 +44,5 @@ def command(step: int, logs: Path, ranks: tuple[int, ...], form: str) -> int:
         json.dump(told, sys.stdout, indent=2)
         sys.stdout.write("\n")
     else:
-        _terminal.write(replay_lines(told), sys.stdout)
+        write_lines(replay_lines(told), sys.stdout)
     return 0

@@ -68,11 +68,10 @@ def _live(pids: Sequence[int], *, native: bool) -> Mapping[str, Sequence[StackBr
 
 
 def _show(jobs: Mapping[str, Sequence[StackBranch]]) -> None:
-    from distdiag.reporters import _terminal
-    from distdiag.reporters._lines import Span
+    from distdiag.reporters._lines import Span, size_of, write_lines
     from distdiag.reporters._stacks import stack_lines
 
-    width, _ = _terminal.size(sys.stdout)
+    width, _ = size_of(sys.stdout)
     for job, branches in jobs.items():
         heading = [(Span(f"Job {job or 'without a name'}", "bold"),)] if len(jobs) > 1 else []
-        _terminal.write([*heading, *stack_lines(branches, width, most=len(branches))], sys.stdout)
+        write_lines([*heading, *stack_lines(branches, width, most=len(branches))], sys.stdout)

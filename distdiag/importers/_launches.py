@@ -13,10 +13,9 @@ from distdiag.errors import DistdiagError
 from distdiag.importers._ranks import attempt_in_path
 from distdiag.journal.segments import place_of, segments_of
 from distdiag.launch_names import START_TOGETHER_NS
-from distdiag.run.earlier import same_job
 from distdiag.run.launch import Process, choose, processes_of
-from distdiag.run.launched import ranks_of
 from distdiag.run.logfiles import discover, discover_files
+from distdiag.run.processes import ranks_of, same_job
 
 MOST_NAMED = 3
 

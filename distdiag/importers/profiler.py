@@ -14,11 +14,9 @@ from distdiag.errors import DistdiagError
 from distdiag.importers._contract import Measured
 from distdiag.importers._ranks import told_rank_in_name
 from distdiag.importers._text.filenames import numbered
-from distdiag.importers._traces.chunks import unpacked_head
 from distdiag.importers._traces.counted import Collectives, collectives
-from distdiag.importers._traces.device import timelines
-from distdiag.importers._traces.pieces import NotATraceError
-from distdiag.importers._traces.timeline import Timeline
+from distdiag.importers._traces.device import Timeline, timelines
+from distdiag.importers._traces.pieces import NotATraceError, unpacked_head
 from distdiag.importers._traces.times import MAX_NUMBER
 from distdiag.importers._traces.trace import Trace, read_trace
 from distdiag.run import COLLECTIVE_COLUMNS, PROFILE_COLUMNS, Measurements

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from distdiag.importers._contract import Imported
 from distdiag.importers._text import collectors
-from distdiag.importers._text.families import INTERESTING
 from distdiag.importers._text.lines import left_out_bytes, wide_encoding
 from distdiag.importers._text.moments import clockless, clocks_of, moments_of, ordinary_of
 from distdiag.importers._text.owners import owned
-from distdiag.importers._text.reader import Transcript, transcribe
+from distdiag.importers._text.reader import INTERESTING, Transcript, transcribe
 from distdiag.importers._text.story import imported
 
 NAME = "stderr"

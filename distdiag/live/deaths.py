@@ -4,11 +4,10 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from distdiag.live.alarms import Condition, Kind
+from distdiag.live.alarms import Condition, Kind, lasting
 from distdiag.live.job import Job
 from distdiag.live.ranks import RankState
 from distdiag.live.standstill import CONFIRM_SECONDS, HALT, awaited_in, place_of
-from distdiag.live.wording import lasting
 from distdiag.wording import named
 
 Name = TypeVar("Name", int, str)

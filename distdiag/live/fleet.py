@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from distdiag import events
-from distdiag.live.alarms import Alarms, Change, Condition, Kind
+from distdiag.live.alarms import Alarms, Change, Condition, Kind, lasting
 from distdiag.live.deaths import Dead, death_of, far_ahead
 from distdiag.live.nodes import ENDING, FOLDER, NodeSummary, decoded
 from distdiag.live.slowness import OwnTime, stragglers
 from distdiag.live.snapshot import GroupRow, Snapshot
 from distdiag.live.standstill import CONFIRM_SECONDS, HALT, START_SECONDS
 from distdiag.live.verdicts import Investigator
-from distdiag.live.wording import lasting
 from distdiag.wording import named
 
 SILENT_SECONDS = 10.0

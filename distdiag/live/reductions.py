@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from distdiag import events
-from distdiag.reductions import READ_AT_FIRST, READ_EACH
+from distdiag.thinning import READ_AT_FIRST, READ_EACH
 
 OPEN_KEPT = 1024
 """Reductions of a group of which the kinds of some members are still to come, or were not read."""
@@ -42,7 +42,7 @@ class ReadReductions:
 
 
 class KindsRead:
-    """Says of each reduction of one rank whether its kind was read, as ``distdiag.reductions`` has it."""
+    """Says of each reduction of one rank whether its kind was read, as ``distdiag.thinning`` has it."""
 
     __slots__ = ("_lines", "_of", "_whole")
 

@@ -3,11 +3,10 @@
 import statistics
 from collections.abc import Iterator, Sequence
 
-from distdiag.live.alarms import Condition, Kind
+from distdiag.live.alarms import Condition, Kind, lasting
 from distdiag.live.job import Job
 from distdiag.live.ranks import MemorySample, RankState
 from distdiag.live.standstill import CONFIRM_SECONDS
-from distdiag.live.wording import lasting
 from distdiag.replicas import name_of
 from distdiag.wording import named
 

@@ -6,13 +6,12 @@ from collections.abc import Iterable
 import msgspec
 
 from distdiag import events
-from distdiag.live.alarms import Alarm
+from distdiag.live.alarms import Alarm, lasting
 from distdiag.live.job import Job
 from distdiag.live.ranks import RankState
 from distdiag.live.slowness import Waiting, waiting_of
 from distdiag.live.standstill import doing_of, limit_of
 from distdiag.live.watch import Watch
-from distdiag.live.wording import lasting
 from distdiag.wording import named
 
 STRIP_STEPS = 48

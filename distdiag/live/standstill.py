@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 
 from distdiag import events
-from distdiag.live.alarms import Condition, Kind
+from distdiag.live.alarms import Condition, Kind, lasting, saying
 from distdiag.live.job import Job
 from distdiag.live.links import cut_off
 from distdiag.live.ranks import JOINING, RankState
-from distdiag.live.wording import lasting, saying
 from distdiag.wording import basename, named
 
 HALT = "halt"

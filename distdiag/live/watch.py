@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from distdiag.live.alarms import Alarms, Change, Condition, Kind
+from distdiag.live.alarms import Alarms, Change, Condition, Kind, lasting
 from distdiag.live.deaths import deaths
 from distdiag.live.job import Job
 from distdiag.live.ranks import RankState
@@ -13,7 +13,6 @@ from distdiag.live.slowness import own_times, stragglers
 from distdiag.live.standstill import CONFIRM_SECONDS, HALT, START_SECONDS, standstill
 from distdiag.live.tailing import Follower
 from distdiag.live.verdicts import Investigator
-from distdiag.live.wording import lasting
 from distdiag.wording import named
 
 LEAST_SECONDS = 3.0

@@ -5,9 +5,8 @@ from typing import Any
 
 from distdiag.findings import Curve, Heat, Report
 from distdiag.reporters._chart import Chart, Figure, height_of
-from distdiag.reporters._incident import STATES, timeline_chart
+from distdiag.reporters._incident import STATES, timeline_chart, waiting_chart
 from distdiag.reporters._pipeline import pipeline_texts
-from distdiag.reporters._waiting import waiting_chart
 from distdiag.wording import named
 
 ROW_PIXELS, AROUND_PIXELS, MOST_PIXELS = 26, 160, 900

@@ -1,8 +1,18 @@
-"""Lines of styled spans, and how text is laid out in them: wrapped, hanging, in columns."""
+"""Lines of styled spans, how text is laid out in them (wrapped, hanging, in columns), and where they are written."""
 
+import os
+import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
+
+GAP = 2
+"""Spaces between two columns."""
+FILE_WIDTH = 100
+NARROWEST, WIDEST = 60, 120
+"""Below it columns make no sense, above it lines are hard to read."""
+FILE_HEIGHT = 40
+"""A file has no screen; this is the height of a usual one."""
 
 
 class Span(NamedTuple):
@@ -14,9 +24,8 @@ class Span(NamedTuple):
 
 Line = tuple[Span, ...]
 
+
 BLANK: Line = ()
-GAP = 2
-"""Spaces between two columns."""
 
 
 def plain(line: Line) -> str:
@@ -77,3 +86,25 @@ def table(rows: Sequence[Sequence[str]], *, indent: int, width: int, styles: Seq
         cells = (f"{shorten(cell, size):<{size}}" for cell, size in zip(row, widths, strict=True))
         lines.append((Span(" " * indent), Span((" " * GAP).join(cells).rstrip(), style)))
     return lines
+
+
+def size_of(out: TextIO) -> tuple[int, int]:
+    """Return the columns and lines to write for."""
+    fallback = (FILE_WIDTH, FILE_HEIGHT)
+    columns, lines = shutil.get_terminal_size(fallback) if out.isatty() else fallback
+    if not out.isatty() and os.environ.get("COLUMNS", "").isdecimal():
+        columns = int(os.environ["COLUMNS"])
+    return min(max(columns, NARROWEST), WIDEST), lines
+
+
+def write_lines(lines: Iterable[Line], out: TextIO) -> None:
+    """Write ``lines``, in colour if ``out`` is a terminal and NO_COLOR is not set."""
+    if not out.isatty() or os.environ.get("NO_COLOR"):
+        out.writelines(f"{plain(line)}\n" for line in lines)
+        return
+    from rich.console import Console  # only a terminal needs it
+    from rich.text import Text
+
+    console = Console(file=out, highlight=False, soft_wrap=True)
+    for line in lines:
+        console.print(Text.assemble(*((span.text, span.style) for span in line)))

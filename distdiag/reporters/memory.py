@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from distdiag import wording
-from distdiag.memory_estimate.answer import Answer
+from distdiag.memory_estimate.answer import Answer, gib
 from distdiag.memory_estimate.changes import Change
 from distdiag.memory_estimate.estimate import StageEstimate
 from distdiag.memory_estimate.formulas import count
-from distdiag.memory_estimate.questions import gib
 from distdiag.memory_estimate.recorded import Comparison, Recorded
-from distdiag.reporters import _terminal
-from distdiag.reporters._lines import BLANK, Line, Span, hang, hang_all, table, wrap
+from distdiag.reporters._lines import BLANK, Line, Span, hang, hang_all, size_of, table, wrap, write_lines
 
 SCHEMA = "distdiag.memory/1"
 MOST_CHANGES = 6
@@ -25,7 +23,7 @@ LABEL = 15
 
 def render_text(answer: Answer, recorded: Comparison | None, out: TextIO) -> None:
     """Write the estimate in the width of the terminal."""
-    width, _ = _terminal.size(out)
+    width, _ = size_of(out)
     worst = answer.estimate.worst
     lines = _headline(answer, width)
     lines += [BLANK, *_items(worst, width)]
@@ -39,7 +37,7 @@ def render_text(answer: Answer, recorded: Comparison | None, out: TextIO) -> Non
         lines += [(Span("  "), Span(line)) for line in wrap(told, width - 2)]
     lines += [BLANK, *hang_all("Taken", answer.notes, indent=LABEL, width=width)]
     lines += hang_all("Sources", _sources(worst), indent=LABEL, width=width)
-    _terminal.write(lines, out)
+    write_lines(lines, out)
 
 
 def _headline(answer: Answer, width: int) -> list[Line]:

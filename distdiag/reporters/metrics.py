@@ -8,6 +8,7 @@ from distdiag.live.alarms import Kind
 from distdiag.live.snapshot import RankRow, Snapshot
 
 STATES = ("runs", "waits", "stalled", "silent", "died", "ended")
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Sample(NamedTuple):
@@ -99,3 +100,24 @@ def _plain(name: str, help: str, value: float | None) -> Metric:
 
 def _of(row: RankRow) -> dict[str, str]:
     return {"rank": str(row.rank), "host": row.host}
+
+
+def render(snapshot: Snapshot) -> str:
+    """Return all metrics of a job; those that its logs do not tell are left out."""
+    lines: list[str] = []
+    for metric in metrics(snapshot):
+        if metric.samples:
+            lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}"]
+            lines += [f"{metric.name}{_labels(sample.labels)} {float(sample.value)!r}" for sample in metric.samples]
+    return "\n".join(lines) + "\n"
+
+
+def _labels(labels: dict[str, str]) -> str:
+    if not labels:
+        return ""
+    told = (f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    return "{" + ",".join(told) + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -6,11 +6,10 @@ from typing import Any, TextIO
 
 from distdiag import wording
 from distdiag.findings import Finding, Position, Report, Verdict
-from distdiag.reporters import _terminal, words
-from distdiag.reporters._ledger import ledger_lines
-from distdiag.reporters._lines import BLANK, GAP, Line, Span, hang, hang_all, plain, table, wrap
+from distdiag.reporters import words
+from distdiag.reporters._lines import BLANK, GAP, Line, Span, hang, hang_all, plain, size_of, table, wrap, write_lines
 from distdiag.reporters._pipeline import pipeline_lines, pipeline_texts
-from distdiag.reporters._profiles import profile_lines
+from distdiag.reporters._profiles import ledger_lines, profile_lines
 from distdiag.reporters._stacks import stack_lines
 from distdiag.reporters._what_if import what_if_line, what_if_lines
 
@@ -35,8 +34,8 @@ LEAST_HEADLINE = 60
 
 def render(report: Report, out: TextIO) -> None:
     """Write ``report`` in the width of the terminal, in colour where there is one."""
-    width, height = _terminal.size(out)
-    _terminal.write(compose(report, width=width, height=height), out)
+    width, height = size_of(out)
+    write_lines(compose(report, width=width, height=height), out)
 
 
 def compose(report: Report, *, width: int, height: int) -> list[Line]:

@@ -18,16 +18,13 @@ from distdiag.engine import FILE, Engine
 from distdiag.engine.held import HeldEngine
 from distdiag.engine.packs import PackEngine, manifest_of
 from distdiag.errors import DistdiagError
-from distdiag.run.alive import alive
 from distdiag.run.calls import UNKNOWN
 from distdiag.run.content import Content, read
 from distdiag.run.crashes import crash_frame, user_frames
-from distdiag.run.earlier import Members, earlier_of
 from distdiag.run.frames import CALL_COLUMNS, CRASH_COLUMNS
 from distdiag.run.held import HeldLog
 from distdiag.run.held_rows import processes_held
 from distdiag.run.launch import Launch, choose, processes_of
-from distdiag.run.launched import ranks_of
 from distdiag.run.logfiles import LogFile, discover, last_lines
 from distdiag.run.measurements import (
     COLLECTIVE_COLUMNS,
@@ -39,6 +36,7 @@ from distdiag.run.measurements import (
     no_operations,
     no_profiles,
 )
+from distdiag.run.processes import Members, alive, earlier_of, ranks_of
 from distdiag.run.quality import Quality
 from distdiag.run.saved import checkpoints_frame, no_checkpoints
 from distdiag.run.window import Part, parts_of, window_bytes

@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from distdiag import events
 from distdiag.deferred import deferred
-from distdiag.run.columns import Booleans, Columns, Integers, constant
-from distdiag.run.frames import CALL_COLUMNS, Ranked, frame, objects
+from distdiag.run.frames import CALL_COLUMNS, Booleans, Columns, Integers, Ranked, constant, frame, objects
 from distdiag.run.identity import Groups, Paths
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from distdiag.engine import FILE, Engine
 from distdiag.errors import DistdiagError
 from distdiag.run.calls import UNKNOWN, calls_frame, signatures_of
 from distdiag.run.clocks import Agreement, agreement, clocks_of
-from distdiag.run.columns import GAP, Column, Columns, Rows, constant
-from distdiag.run.frames import CALL_COLUMNS, TIMES, Ranked, frame_of
+from distdiag.run.frames import CALL_COLUMNS, GAP, TIMES, Column, Columns, Ranked, Rows, constant, frame_of
 from distdiag.run.held_rows import bulk_held, held_parts, records_held
 from distdiag.run.identity import Groups, Interned, Paths, interned, told_apart
 from distdiag.run.records import Records, decode_lines

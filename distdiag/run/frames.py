@@ -1,4 +1,4 @@
-"""Declared columns of a run's frames, and how records become frames."""
+"""Declared columns of a run's frames, how records become frames, and columns of records too many to look at singly."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from distdiag import events
 from distdiag.deferred import deferred
@@ -22,13 +23,11 @@ else:
 
 TIMES = frozenset({"time_ns", "start_ns", "end_ns", "wait_start_ns", "arrive_ns"})
 """Columns that hold a moment, which frames give on the run's one clock; all other ``_ns`` are durations."""
-
 _DTYPES: dict[Any, tuple[str, str]] = {
     int: ("int64", "Int64"),
     float: ("float64", "float64"),
     bool: ("bool", "boolean"),
 }
-
 CALL_COLUMNS: Mapping[str, str] = {
     "rank": "int64",
     "call": "int64",
@@ -74,8 +73,11 @@ CALL_COLUMNS: Mapping[str, str] = {
     "handling": "object",
 }
 """``object`` columns hold ``None`` for an absent value and tuples for lists; ``category`` ones are never absent."""
-
 CRASH_COLUMNS: Mapping[str, str] = {"rank": "int64", "kind": "object", "thread": "object", "frames": "object"}
+Integers = npt.NDArray[np.int64]
+Booleans = npt.NDArray[np.bool_]
+GAP = -1
+"""Code of a text that is not there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,3 +173,60 @@ def _dtype_of(annotation: Any) -> str:
         annotation = members[0] if len(members) == 1 else object
     plain, nullable = _DTYPES.get(annotation, ("object", "object"))
     return nullable if optional else plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One field of all records of a kind: numbers, truth values, or codes of texts."""
+
+    values: npt.NDArray[Any]
+    """0 in a gap; of texts ``GAP``."""
+    gaps: Booleans | None = None
+    """Where numbers are not known; None where all are."""
+    texts: tuple[str, ...] = ()
+    """What the codes stand for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The records of one kind that are whole."""
+
+    files: Integers
+    """Position of each record's file in the list that was read."""
+    columns: Mapping[str, Column]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Records of one kind, with the rank of each and what to add to its clock."""
+
+    ranks: Integers
+    offsets: Integers
+    named: Mapping[str, Column]
+
+    def integers(self, name: str) -> Integers:
+        """Return a column as integers, 0 where it has a gap; moments on the common clock."""
+        values: Integers = self.named[name].values
+        return values + self.offsets if name in TIMES else values
+
+    def gaps(self, name: str) -> Booleans:
+        """Return where a column has gaps."""
+        gaps = self.named[name].gaps
+        return constant(False, len(self.ranks)) if gaps is None else gaps
+
+    def booleans(self, name: str) -> Booleans:
+        """Return a column of truth values."""
+        values: Booleans = self.named[name].values
+        return values
+
+    def texts(self, name: str) -> tuple[Integers, tuple[str, ...]]:
+        """Return a text column as codes, ``GAP`` for a gap, and the texts they stand for."""
+        column = self.named[name]
+        return column.values, column.texts
+
+
+def constant(value: object, size: int) -> Any:
+    """Return an array of equal values, which takes no memory: most logs leave most columns out."""
+    cell = np.empty((), dtype=type(value) if isinstance(value, bool | int) else np.object_)
+    cell[()] = value
+    return np.broadcast_to(cell, size)

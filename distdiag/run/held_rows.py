@@ -13,8 +13,7 @@ import numpy as np
 from distdiag import events
 from distdiag.journal.segments import place_of
 from distdiag.run import held
-from distdiag.run.columns import GAP, Booleans, Column, Integers, Rows, constant
-from distdiag.run.frames import Ranked, columns_of
+from distdiag.run.frames import GAP, Booleans, Column, Integers, Ranked, Rows, columns_of, constant
 from distdiag.run.held import HeldLog
 from distdiag.run.launch import Process
 from distdiag.run.logfiles import LogFile

@@ -17,8 +17,8 @@ from distdiag.engine import Engine, readable, sql
 from distdiag.engine.packs import BULK_KINDS, MANIFEST, OTHER, Manifest, PackedFile, Told
 from distdiag.errors import DistdiagError
 from distdiag.run.launch import choose, header_line, moment_line, processes_of
-from distdiag.run.launched import ranks_of
 from distdiag.run.logfiles import LogFile, discover
+from distdiag.run.processes import ranks_of
 from distdiag.run.window import HEAD_BYTES, starts_of, window_bytes
 
 if TYPE_CHECKING:

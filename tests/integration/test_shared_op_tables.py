@@ -17,8 +17,7 @@ from distdiag.analyzers import diagnose
 from distdiag.analyzers.performance.causes import causes_of
 from distdiag.analyzers.performance.dependencies import graph_of
 from distdiag.analyzers.performance.job import job_of
-from distdiag.analyzers.performance.scenarios import ideal_seconds, measured_seconds
-from distdiag.analyzers.performance.simulator import usual_of, work_of
+from distdiag.analyzers.performance.simulator import ideal_seconds, measured_seconds, usual_of, work_of
 from distdiag.analyzers.performance.what_if import WhatIf, what_if
 from distdiag.findings import Report
 from distdiag.importers import load

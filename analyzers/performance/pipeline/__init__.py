@@ -15,9 +15,8 @@ from distdiag.analyzers.investigation.issued import group_name
 from distdiag.analyzers.performance import Measured
 from distdiag.analyzers.performance.pipeline.bubble import Bubble, bubble_of
 from distdiag.analyzers.performance.pipeline.messages import Messages, messages_of
-from distdiag.analyzers.performance.pipeline.schedule import NoPipelineError, Schedule, schedule_of
+from distdiag.analyzers.performance.pipeline.schedule import NoPipelineError, Schedule, schedule_of, told_schedule
 from distdiag.analyzers.performance.pipeline.stages import Layout, layout_of
-from distdiag.analyzers.performance.pipeline.told import told_schedule
 from distdiag.run import Run
 
 NAMED_PIPELINE = re.compile(r"(?:^|[^a-z])(?:pp|pipe(?:line)?)(?:[^a-z]|$)", re.IGNORECASE)

@@ -10,12 +10,14 @@ recording saw them run, and no formula is claimed to hold for them.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from distdiag.analyzers.performance.pipeline.messages import Exchange, Messages, Pair
 from distdiag.analyzers.performance.pipeline.stages import Layout
-from distdiag.analyzers.performance.pipeline.told import Told
+from distdiag.events import PIPELINE_SCHEDULE
+from distdiag.run import Run
 
 GPIPE, ONE_BY_ONE, INTERLEAVED, UNKNOWN = "GPipe", "1F1B", "interleaved 1F1B", "unknown"
 CALLED = {
@@ -35,6 +37,14 @@ MOST_CHUNKS = 16
 ZERO = Exchange(
     sends=0, receives=0, sends_first=0, receives_first=0, sends_before=0, receives_before=0, agreeing=1.0
 )  # fmt: skip
+SPLIT = {
+    "ScheduleInterleavedZeroBubble": "interleaved zero bubble",
+    "ScheduleZBVZeroBubble": "ZBV zero bubble",
+    "ScheduleDualPipeV": "DualPipeV",
+}
+"""Schedules of PyTorch that split backwards: the formula of the bubble holds for none of them."""
+FOLDED = frozenset({"ScheduleZBVZeroBubble", "ScheduleDualPipeV"})
+"""Their stages go down the ranks and up again: the first rank also holds the last stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +66,45 @@ class Schedule:
 
 class NoPipelineError(ValueError):
     """Messages go one way only: whatever it is, it is not trained as a pipeline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """The schedule that every rank of a run said it runs."""
+
+    schedule: str
+    """Name of its class."""
+    microbatches: int
+    virtual_stages: int
+    """Stages of each rank."""
+
+    @property
+    def name(self) -> str | None:
+        """Return what people call it where messages would not tell it."""
+        return SPLIT.get(self.schedule)
+
+    @property
+    def is_folded(self) -> bool:
+        """Return whether the first rank also holds the last stage."""
+        return self.schedule in FOLDED
+
+
+def told_schedule(run: Run) -> Told | None:
+    """Return the schedule that all ranks tell; None where they tell none, or several."""
+    said = run.decisions[run.decisions["name"] == PIPELINE_SCHEDULE]
+    values = [value for value in said["value"] if isinstance(value, Mapping)]
+    told = {_told(value) for value in values}
+    if len(told) != 1 or len(values) < len(said) or set(said["rank"]) != set(run.ranks):
+        return None
+    return told.pop()
+
+
+def _told(value: Mapping[str, Any]) -> Told:
+    return Told(
+        schedule=str(value.get("schedule")),
+        microbatches=int(value.get("microbatches") or 0),
+        virtual_stages=int(value.get("stages") or 0),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,56 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from distdiag.importers._text import (
+    detail,
+    devices,
+    dumps,
+    exceptions,
+    fragments,
+    launchers,
+    mpi,
+    nccl,
+    stores,
+    torchrun,
+    watchdog,
+)
 from distdiag.importers._text.facts import Role, Said, What
-from distdiag.importers._text.families import BLOCKS, FAMILIES, INTERESTING
-from distdiag.importers._text.kinds import MAX_JOINED, Block
+from distdiag.importers._text.kinds import MAX_JOINED, Block, BlockFamily, Family
 from distdiag.importers._text.lines import raw_lines
 from distdiag.importers._text.normalise import Bar, Line, bars_in, clean, normalise
 from distdiag.importers._text.times import Stamp
 
+FAMILIES: tuple[Family, ...] = (
+    *watchdog.FAMILIES,
+    *detail.FAMILIES,
+    *stores.FAMILIES,
+    *exceptions.FAMILIES,
+    *torchrun.FAMILIES,
+    *mpi.FAMILIES,
+    *launchers.FAMILIES,
+    *nccl.FAMILIES,
+    *devices.FAMILIES,
+)
+"""Kinds of single lines."""
+BLOCKS: tuple[BlockFamily, ...] = (
+    *exceptions.BLOCKS,
+    *dumps.BLOCKS,
+    *watchdog.BLOCKS,
+    *detail.BLOCKS,
+    *mpi.BLOCKS,
+    *torchrun.BLOCKS,
+    *nccl.BLOCKS,
+    *fragments.BLOCKS,
+)
+"""Kinds of messages of several lines."""
+_NEEDLES = sorted(
+    {needle for family in FAMILIES for needle in family.needles}
+    | {needle for block in BLOCKS for needle in block.needles}
+)
+_LOGGERS = ("ProcessGroupNCCL", "ProcessGroupGloo", "ProcessGroupWrapper")
+"""Whose lines may be broken within the words that tell their kind."""
+INTERESTING = re.compile(b"|".join(re.escape(needle.encode()) for needle in (*_LOGGERS, *_NEEDLES)))
+"""Lines without any of these words say nothing that is understood."""
 MAX_SAID = 100_000
 """Things said in one file that are kept: enough for a watchdog's lines of ten thousand ranks."""
 MAX_OPEN = 4096
@@ -20,7 +63,6 @@ MAX_OPEN = 4096
 MOST_JOINED = max(family.lines for family in FAMILIES)
 RECENT = 16
 """Lines looked back for the last moment that was written."""
-
 MAX_HEARD = 1 << 17
 """Ranks whose lines are noted though they say nothing that is understood."""
 _RANK = re.compile(rb"\[rank(\d{1,6})\]")
@@ -28,7 +70,6 @@ _SIZE = re.compile(
     rb"(?:using world size: |\bworld_size ?[=:] ?|\bMEMBER: \d+/|\bNum processes: )(\d{1,6})\b", re.IGNORECASE
 )
 _TELLS_SIZE = (b"orld", b"ORLD", b"MEMBER: ", b"Num processes: ")
-
 Speaker = tuple[str, int | None, int | None]
 """Lines with the same prefixes are one process's."""
 _ENDINGS = {family.name: re.compile(family.ending) for family in FAMILIES if family.ending}

@@ -8,7 +8,7 @@ import torch.distributed as dist
 import distdiag
 from distdiag.hooks import _operators
 from distdiag.hooks.collectives import PROVEN_STEPS
-from distdiag.reductions import READ_AT_FIRST, READ_EACH
+from distdiag.thinning import READ_AT_FIRST, READ_EACH
 from tests.recordings import Recording, floats
 
 

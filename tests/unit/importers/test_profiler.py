@@ -107,7 +107,7 @@ def test_events_are_the_same_in_whatever_pieces_they_come(
     file = tmp_path / "trace_rank-0.json"
     file.write_bytes(form(plain()))
     for size in (700, 1013, 4096):
-        monkeypatch.setattr("distdiag.importers._traces.chunks.CHUNK_BYTES", size)
+        monkeypatch.setattr("distdiag.importers._traces.pieces.CHUNK_BYTES", size)
         monkeypatch.setattr("distdiag.importers._traces.pieces.CHUNK_BYTES", size)
 
         assert measured(file)["compute_ns"] == KERNELS * 3500

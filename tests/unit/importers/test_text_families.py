@@ -23,8 +23,7 @@ from distdiag.importers._text.facts import (
     What,
     World,
 )
-from distdiag.importers._text.families import BLOCKS, FAMILIES
-from distdiag.importers._text.reader import Transcript, transcribe
+from distdiag.importers._text.reader import BLOCKS, FAMILIES, Transcript, transcribe
 from tests import training_output as out
 
 SHARED = Path(__file__).parents[3].parent / "shared" / "data" / "log_lines"

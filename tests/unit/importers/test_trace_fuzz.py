@@ -53,7 +53,7 @@ def damaged(trace: Trace, chance: random.Random) -> bytes:
 def test_damaged_traces_are_read_without_an_error(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
     size = chance.choice([300, 1000, 1 << 21])
-    monkeypatch.setattr("distdiag.importers._traces.chunks.CHUNK_BYTES", size)
+    monkeypatch.setattr("distdiag.importers._traces.pieces.CHUNK_BYTES", size)
     monkeypatch.setattr("distdiag.importers._traces.pieces.CHUNK_BYTES", size)
     files = [tmp_path / f"trace_rank{rank}.json" for rank in range(FILES)]
     for rank, file in enumerate(files):

@@ -7,7 +7,7 @@ import pytest
 
 from distdiag import events
 from distdiag.live.alarms import Kind
-from distdiag.reductions import READ_AT_FIRST, READ_EACH
+from distdiag.thinning import READ_AT_FIRST, READ_EACH
 from tests.logs import RankLog
 from tests.watching import Watched, raised
 

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
-from distdiag.reporters._ledger import PARTS, ledger_lines
 from distdiag.reporters._lines import plain
+from distdiag.reporters._profiles import PARTS, ledger_lines
 from distdiag.reporters.text import compose
 from tests.reports import STUCK, stuck
 

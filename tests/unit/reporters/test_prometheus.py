@@ -13,8 +13,7 @@ from distdiag.commands._metrics import Metrics
 from distdiag.errors import DistdiagError
 from distdiag.live.alarms import Kind
 from distdiag.live.snapshot import Snapshot, snapshot_of
-from distdiag.reporters.metrics import metrics
-from distdiag.reporters.prometheus import render
+from distdiag.reporters.metrics import metrics, render
 from tests.watching import Watched
 
 MONITORING = Path(__file__).parents[3] / "distdiag" / "monitoring"

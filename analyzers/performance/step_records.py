@@ -1,4 +1,4 @@
-"""What held single ranks up in single steps: checkpoints, garbage collections, compilations."""
+"""What records beside calls tell of steps: what held single ranks up, and how many tokens their batches held."""
 
 import re
 
@@ -10,6 +10,7 @@ CHECKPOINT = re.compile(r"checkpoint|\bsav(e|ing)\b|ckpt", re.IGNORECASE)
 """Phases of the user, or of hooks, in which a rank writes or reads a checkpoint."""
 MAIN = "MainThread"
 KEYS = ["rank", "step"]
+COLUMNS = {"tokens": "batch_tokens", "tokens_squared": "batch_tokens_squared"}
 
 
 def pauses_of(run: Run, *, whole: bool) -> pd.DataFrame:
@@ -49,3 +50,18 @@ def _checkpoints(phases: pd.DataFrame) -> pd.DataFrame:
     outermost = both[~(before > both["time_ns"])]
     spent = outermost.assign(checkpoint_ns=outermost["time_ns_end"] - outermost["time_ns"])
     return spent.groupby(KEYS)[["checkpoint_ns"]].sum()
+
+
+def batches_of(run: Run, *, whole: bool) -> pd.DataFrame:
+    """Return a row per rank and step with counted batches: batch_tokens, padding left out, and batch_tokens_squared.
+
+    The second is the sum over samples of the squares of their tokens.
+    """
+    if whole:
+        table = run.table("batch").filter(lambda batch: batch.tokens.notnull())
+        sums = table.group_by("rank", "step").agg(**{name: table[name].sum() for name in COLUMNS})
+        return run.engine.frame(sums).rename(columns=COLUMNS).astype("float64")
+    counted = run.batches[run.batches["tokens"].notna()]
+    return (
+        counted.groupby(["rank", "step"])[list(COLUMNS)].sum().rename(columns=COLUMNS).astype("float64").reset_index()
+    )

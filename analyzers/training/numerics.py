@@ -1,14 +1,22 @@
-"""Values that are not finite: on which ranks, in which step, and where they came from."""
+"""Numerics of a whole run, and the values among them that are not finite: on which ranks, in which step, and whence.
+
+Of logs too long to be read whole the frames hold the newest steps only."""
 
 import math
+import weakref
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
 
-from distdiag.analyzers.training.records import numerics_of
+from distdiag import events
 from distdiag.run import Run
+from distdiag.run.frames import Ranked, frame_of
 
+TELLING = (b'"nonfinite"', b'"checksum"', b'"unsynchronised"', b'"loss_scale"')
+"""Fields of the records that are wanted of old steps; losses are not."""
+_known: weakref.WeakKeyDictionary[Run, pd.DataFrame] = weakref.WeakKeyDictionary()
 WORDS = ("nan", "inf", "infinity")
 LOCAL = ("loss", "gradient")
 """What a rank computed before anything of its peers was added to it."""
@@ -16,6 +24,35 @@ DIVERGED = "diverged"
 """Cause of a loss that left all bounds by itself."""
 OUT_OF_BOUNDS = 1e6
 """Times the first loss: no training that works comes there."""
+
+
+def numerics_of(run: Run) -> pd.DataFrame:
+    """Return the numerics of all steps where the newest ones look suspicious, else what the frame holds.
+
+    What is wrong with numbers stays wrong: the newest steps show it, and the old ones when it began.
+    """
+    if run.quality.window_bytes is None or not _is_suspicious(run.numerics):
+        return run.numerics
+    if run not in _known:
+        _known[run] = _whole(run)
+    return _known[run]
+
+
+def _whole(run: Run) -> pd.DataFrame:
+    ranked = []
+    for file, line in run.engine.lines_of(run.files, (events.Numerics,)):
+        if line is not None and any(field in line for field in TELLING):
+            ranked.append(Ranked(rank=run.file_ranks[file], record=events.decode(line)))
+    old = frame_of(events.Numerics, ranked, lambda rank, path: path, defaultdict(int))
+    return pd.concat([old, run.numerics], ignore_index=True)
+
+
+def _is_suspicious(numerics: pd.DataFrame) -> bool:
+    if (numerics["nonfinite"].map(len) > 0).any() or numerics["unsynchronised"].notna().any():
+        return True
+    checked = numerics[numerics["checksum"].notna()].groupby(["wrapper", "step"])["checksum"].nunique()
+    scaled = numerics[numerics["loss_scale"].notna()].groupby("step")["loss_scale"].nunique()
+    return bool((checked > 1).any() or (scaled > 1).any())
 
 
 def is_nonfinite(value: Any) -> bool:
