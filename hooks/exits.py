@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from distdiag import ancestry, events
 from distdiag.errors import guard
 from distdiag.hooks._forks import around_forks
-from distdiag.hooks._patch import Undo, replace, together
+from distdiag.hooks._patch import Undo, observe, replace, together
 from distdiag.hooks.exceptions import MAX_MESSAGE, causes_of, frames_of, qualified, record_exception
 from distdiag.journal import within_patience
 from distdiag.recorder import Recorder
@@ -153,6 +153,7 @@ def _watch_signals(recorder: Recorder) -> Undo:
     if not owned_by_user:
         faulthandler.enable(file)
     faulthandler.register(signal.SIGTERM, file, all_threads=False, chain=True)
+    forget_handlers = observe(signal, "signal", _Handled(recorder))
 
     def rename() -> None:
         nonlocal path
@@ -170,12 +171,29 @@ def _watch_signals(recorder: Recorder) -> Undo:
 
     def undo() -> None:
         forget()
+        forget_handlers()
         let_go()
         file.close()
         if os.getpid() == recorder.pid and path.exists() and path.stat().st_size == 0:
             path.unlink()
 
     return undo
+
+
+class _Handled:
+    """Keeps SIGTERM in view where the script handles it: its own handler would stand in the place of the dump's."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        # Taking the dump's handler out puts the one before it back: the script's has to come after that.
+        return bool(args) and args[0] == signal.SIGTERM and faulthandler.unregister(signal.SIGTERM)
+
+    def after(self, token: Any, result: Any, error: type[BaseException] | None) -> None:
+        file = self._recorder.crash_file
+        if token and file is not None:
+            faulthandler.register(signal.SIGTERM, file, all_threads=False, chain=True)
 
 
 def when_ending(recorder: Recorder, leave: Callable[[], None]) -> Undo:

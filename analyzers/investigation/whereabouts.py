@@ -8,7 +8,7 @@ import pandas as pd
 
 from distdiag.analyzers._wording import seconds
 from distdiag.analyzers.investigation.caught import caught_by
-from distdiag.analyzers.investigation.lives import CONNECTION, SECOND_NS, TIMEOUT, End, Life
+from distdiag.analyzers.investigation.lives import CONNECTION, SECOND_NS, TIMEOUT, TORN_DOWN, End, Life
 from distdiag.analyzers.investigation.paths import Frames, location
 from distdiag.analyzers.investigation.rows import newest
 from distdiag.analyzers.investigation.stores import unanswered_in
@@ -148,12 +148,13 @@ class _Place:
         """Return that a rank had ended, and by which line where that is known."""
         faults = self._run.faults
         mine = faults[(faults["rank"] == self._life.rank) & (faults["fault"] == "exit")]
-        place = self.at("exited", "had already ended", self._life.end_ns, detail=self.caught())
+        told = "had been told to stop with SIGTERM and " if self._life.signal == TORN_DOWN else ""
+        place = self.at("exited", f"{told}had already ended", self._life.end_ns, detail=self.caught())
         if mine.empty or not len(mine["frames"].iloc[-1]):
             return place
         code = mine["code"].iloc[-1]
         doing = "had been interrupted" if pd.isna(code) else f"had left by sys.exit({int(code)})"
-        return replace(place, doing=doing, frames=tuple(mine["frames"].iloc[-1]))
+        return replace(place, doing=told + doing, frames=tuple(mine["frames"].iloc[-1]))
 
     def caught(self) -> str | None:
         """Return what it had caught since its last call, and gone on."""

@@ -77,6 +77,20 @@ def test_a_rank_that_froze_in_a_native_write_is_at_its_checkpoint(tmp_path: Path
     assert found.site == "/job/train.py:60"
 
 
+def test_a_rank_whose_own_handler_of_sigterm_left_was_told_to_stop(tmp_path: Path) -> None:
+    logs = two_wait()
+    logs[1].exit()
+    for rank in logs.only(0, 2):
+        rank.pulses(STEP, seconds=30, waiting=(rank.all_reduce(STEP, pending=True),))
+    (tmp_path / "rank00001.crash.txt").write_text('Stack (most recent call first):\n  File "/job/train.py", line 9\n')
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits, found.cause) == ("rank-missing", (1,), "exited")
+    assert "It had been told to stop with SIGTERM and had already ended" in found.summary
+    assert "scheduler" in found.next_steps[0]
+
+
 @pytest.mark.parametrize(
     ("holder", "said"),
     [

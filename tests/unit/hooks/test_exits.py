@@ -143,6 +143,7 @@ def test_handler_of_the_user_runs_after_the_mark(tmp_path: Path) -> None:
     assert ended.code == 0
     assert ended.told == {"stopped": True}
     assert said(ended) == [("interpreter", None)]
+    assert "most recent call first" in ended.crash
 
 
 def test_killed_process_says_nothing(tmp_path: Path) -> None:
