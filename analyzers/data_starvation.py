@@ -7,7 +7,7 @@ What it means
 How it is found
     Waiting for data is at least 30 % of the step, and 10 ms, on the median rank, in at least 80 % of the steps; or it
     is that in at least 5 steps, and these waits are 30 % of the job's time. The first twenty steps do not count: caches
-    are cold then and workers start.
+    are cold then and workers start. Where ranks wait so since one moment only, ``step-time-change`` says it.
 
 What to do
     More workers (``num_workers``) and prefetching (``prefetch_factor``), cheaper decoding, files in a faster place.
@@ -18,10 +18,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from distdiag.analyzers._wording import counted, named, seconds
-from distdiag.analyzers.investigation.paths import location, short
+from distdiag.analyzers.investigation.paths import short
 from distdiag.analyzers.investigation.trust import data_in_words
 from distdiag.analyzers.slowness.judged import INPUT, judge
+from distdiag.analyzers.slowness.sites import site_of_batches
 from distdiag.analyzers.slowness.telling import gained, percent
+from distdiag.analyzers.step_time_change import changes_of_data
 from distdiag.findings import Finding, Severity
 from distdiag.run import Run
 
@@ -41,6 +43,8 @@ def analyze(run: Run) -> Iterator[Finding]:
     judged = judge(run)
     if any(judged.late_by(INPUT)):
         return
+    by_turns = [moving for moving in judged.moving if moving.part == "data"]
+    who = "Now this and now that rank gets its batch last, as where they wait for one another"
     for grid in judged.roles:
         warm = grid.steps >= COLD_STEPS
         if warm.sum() < ENOUGH_STEPS:
@@ -50,7 +54,9 @@ def analyze(run: Run) -> Iterator[Finding]:
         lasting = bool(long.mean() >= PERSISTENT)
         if not lasting and (long.sum() < ENOUGH_PAUSES or data[long].sum() < LONG_SHARE * step.sum()):
             continue
-        site = _site(run)
+        if any(not long[grid.steps[warm] < change.step].any() for change in changes_of_data(run)):
+            continue
+        site = site_of_batches(run)
         at = f" ({short(site)})" if site else ""
         if lasting:
             each, whole = float(np.median(data)), float(np.median(step))
@@ -63,7 +69,7 @@ def analyze(run: Run) -> Iterator[Finding]:
             code=CODE,
             name=NAME,
             severity=Severity.WARNING,
-            summary=f"{named(grid.ranks)} wait {often}\nNo rank is slower than another; "
+            summary=f"{named(grid.ranks)} wait {often}\n{who if by_turns else 'No rank is slower than another'}; "
             f"{gained(each, whole, mean=not lasting)}, if batches were there in time.",
             victims=grid.ranks,
             site=site,
@@ -80,14 +86,8 @@ def analyze(run: Run) -> Iterator[Finding]:
                     if lasting
                     else ("look at what comes only now and then: a next file, a next shard, a full buffer",)
                 ),
+                *(("look at what they share: a lock, one disk, one server, the cores of a host",) if by_turns else ()),
                 "time one sample: reading, decoding and transforming it apart",
             ),
             lost_share=each / whole,
         )
-
-
-def _site(run: Run) -> str | None:
-    """Return the line that asks for batches."""
-    asked = run.batches.loc[run.batches["path"].notna(), "path"]
-    frames = run.paths.get(int(asked.mode().iloc[0]), ()) if len(asked) else ()
-    return location(frames[-1]) if frames else None

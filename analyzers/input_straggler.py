@@ -15,6 +15,7 @@ What to do
 from collections.abc import Iterator
 
 from distdiag.analyzers._wording import named, seconds, verb
+from distdiag.analyzers.data_starvation import analyze as starved
 from distdiag.analyzers.slowness.judged import INPUT, judge
 from distdiag.analyzers.slowness.telling import (
     alike,
@@ -38,7 +39,8 @@ NAME = "input-straggler"
 
 def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding per rank whose data comes later than its peers'."""
-    yield from of_moving(run, code=CODE, name=NAME, of_data=True)
+    if not any(starved(run)):
+        yield from of_moving(run, code=CODE, name=NAME, of_data=True)
     for laggards in alike(beside_changes(run, judge(run).late_by(INPUT))):
         laggard, (ranks, victims) = laggards[0], names_of(laggards)
         seen = seen_of(run, laggard)

@@ -1,9 +1,10 @@
-"""From some step on every step takes longer than before.
+"""From some step on, or little by little, steps take longer than before.
 
 What it means
     The job trained at one pace and then, at one moment, became slower and stayed so: another job came to the same
     hosts or the same network, a device lowered its clocks, a data set's next part lies on a slower disk, or the
-    program itself began to do more.
+    program itself began to do more. Or steps become longer and longer: something that the program goes through in each
+    of them grows, as a list, a graph, a log or the heap does.
 
 How it is found
     Levels of the step times are told apart by ranks, not by single long steps, so that pauses for checkpoints and
@@ -11,13 +12,15 @@ How it is found
     at least 10 ms longer, if at least 20 steps stand on each side of it (40 where it ends again), nearly all of the
     longer ones longer than nearly all that came before, and if it cost at least 2 % of the job's time. It needs 60
     steps. Waiting for a processor is left out. Steps that grew with their work say nothing: where tokens, samples or
-    micro-steps of a step rose along, there is no finding; nor is there one for a pace that falls off little by little.
+    micro-steps of a step rose along, there is no finding. Without such a moment steps have to have grown all along, in
+    each quarter of the run and beyond what they scatter, until they are 1.3 times as long, and by 10 ms.
     The column of the step ledger that grew is named. Where one rank's own time grew and the others' did not, that
-    rank is; it takes logs that tell the columns.
+    rank is; it takes logs that tell the columns. A rank that is named for being late already is not named again.
 
 What to do
     Look at what began at that moment on the ranks that are named: other processes, clocks and temperature of the
-    device, errors of the network, the part of the data set that was begun, an option that changes with the step.
+    device, errors of the network, the part of the data set that was begun, an option that changes with the step. For
+    steps that grow all along: profile an early and a late one, and look at what grew with the number of steps.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,7 +37,9 @@ from distdiag.analyzers.slowness.changes import Rise, greatest_rise
 from distdiag.analyzers.slowness.grid import Grid, grid_of
 from distdiag.analyzers.slowness.judged import judge
 from distdiag.analyzers.slowness.laggards import Laggard
+from distdiag.analyzers.slowness.sites import site_of_batches
 from distdiag.analyzers.slowness.telling import percent
+from distdiag.analyzers.training.series import steady_growth
 from distdiag.findings import Confidence, Finding, Severity
 from distdiag.run import Run
 
@@ -43,12 +48,16 @@ NAME = "step-time-change"
 ENOUGH_STEPS = 60
 SLOWER = 1.15
 LEAST_NS = 10e6
+CREPT = 0.3
+"""Of the first steps' length, by which those have grown that become longer little by little."""
 MATTERS = 0.02
 """Of the job's time."""
 MORE_WORK = 0.5
 """Of the rise: where a step's work grew by so much of it, the work is the reason."""
 MOSTLY = 0.5
 """Of the rise, for a part of the step or a rank to have made it."""
+NEARLY = 0.7
+"""Of what the part that grew most grew by: where another grew by so much, neither made the rise alone."""
 LITTLE = 0.25
 """Of the rise: ranks whose own time grew by less did not make it."""
 NAMES = {
@@ -72,25 +81,46 @@ class Grown:
     """Those whose own time grew while the others' did not; empty where it did on most, or on none."""
 
     def main_part(self, rise_ns: float) -> str | None:
-        """Return the part that grew most, if it made most of the rise."""
-        part = max(self.parts, key=lambda name: self.parts[name])
-        return part if self.parts[part] >= MOSTLY * rise_ns else None
+        """Return the part that grew most, if it made most of the rise, and no other grew nearly as much."""
+        second, part = sorted(self.parts, key=lambda name: self.parts[name])[-2:]
+        most = max(MOSTLY * rise_ns, self.parts[second] / NEARLY)
+        return part if self.parts[part] >= most else None
 
 
 def analyze(run: Run) -> Iterator[Finding]:
-    """Yield one finding if steps became longer at some moment, for good or for long."""
-    measured = judge(run).measured
+    """Yield one finding if steps became longer at some moment, for good or for long, or all along."""
+    judged = judge(run)
+    measured = judged.measured
     if measured.ledger.empty:
         return
     grid = grid_of(measured.ledger, set(measured.ledger["rank"]))
     if grid is None or len(grid.steps) < ENOUGH_STEPS:
         return
     series = _without_queue(grid)
-    rise = greatest_rise(series, factor=SLOWER, least=LEAST_NS)
+    sudden = greatest_rise(series, factor=SLOWER, least=LEAST_NS)
+    rise = sudden or _crept(grid, series)
     if rise is None or rise.excess < MATTERS * series.sum() or _more_work(run, grid, rise):
         return
     grown = None if "shares" in measured.unknown else _grown(grid, rise)
-    yield _finding(run, grid, rise, grown, lost=rise.excess / float(series.sum()))
+    late = {laggard.rank for _, laggard in judged.laggards}
+    if sudden is None and grown is not None and late.intersection(grown.ranks or grid.ranks):
+        return
+    yield _finding(run, grid, rise, grown, lost=rise.excess / float(series.sum()), crept=sudden is None)
+
+
+def changes_of_data(run: Run) -> Iterator[Finding]:
+    """Yield the change of the pace that is one of data loading on all ranks alike."""
+    return (each for each in analyze(run) if each.cause == "data" and not each.culprits)
+
+
+def _crept(grid: Grid, series: Numbers) -> Rise | None:
+    """Return both halves of a series that grows all along, as if it rose from one to the other."""
+    growth = steady_growth(grid.steps, series, at_least=LEAST_NS, share=CREPT)
+    if growth is None:
+        return None
+    middle, end = len(series) // 2, len(series)
+    before, after = (float(np.median(half)) for half in (series[:middle], series[middle:]))
+    return Rise(begin=0, start=middle, end=end, before=before, after=after)
 
 
 def beside_changes(run: Run, laggards: Iterable[Laggard]) -> Iterator[Laggard]:
@@ -145,10 +175,14 @@ def _grown(grid: Grid, rise: Rise) -> Grown:
     return Grown(parts=parts, ranks=tuple(grid.ranks[row] for row in rows) if alone else ())
 
 
-def _finding(run: Run, grid: Grid, rise: Rise, grown: Grown | None, *, lost: float) -> Finding:
+def _finding(run: Run, grid: Grid, rise: Rise, grown: Grown | None, *, lost: float, crept: bool) -> Finding:
     first, last = int(grid.steps[rise.start]), int(grid.steps[rise.end - 1])
     lasting = rise.end == len(grid.steps)
-    span = f"from step {first} on" if lasting else f"from step {first} to {last}"
+    span = f"from step {first} {'on' if lasting else f'to {last}'} a step takes {rise.factor:.2g}x as long as before: "
+    span += f"{seconds(rise.after)} instead of {seconds(rise.before)}"
+    if crept:
+        span = f"steps take longer and longer: {seconds(rise.before)} in the first half of the run, "
+        span += f"{seconds(rise.after)} in the second, {rise.factor:.2g}x as long"
     rise_ns = rise.after - rise.before
     part = None if grown is None else grown.main_part(rise_ns)
     culprits = () if grown is None else grown.ranks
@@ -156,11 +190,11 @@ def _finding(run: Run, grid: Grid, rise: Rise, grown: Grown | None, *, lost: flo
         code=CODE,
         name=NAME,
         severity=Severity.WARNING,
-        summary=f"{span} a step takes {rise.factor:.2g}x as long as before: {seconds(rise.after)} instead of "
-        f"{seconds(rise.before)}\n{_what(grown, part)} That is {percent(lost)} of the job's time.",
+        summary=f"{span}\n{_what(grown, part)} That is {percent(lost)} of the job's time.",
         culprits=culprits,
         victims=tuple(rank for rank in grid.ranks if culprits and rank not in culprits),
-        step=first,
+        step=None if crept else first,
+        site=site_of_batches(run) if part == "data" else None,
         cause=part,
         confidence=Confidence.HIGH if part is not None and run.quality.whole else Confidence.MEDIUM,
         evidence=(
@@ -169,7 +203,7 @@ def _finding(run: Run, grid: Grid, rise: Rise, grown: Grown | None, *, lost: flo
             *_parts(grown, rise_ns),
             data_in_words(run),
         ),
-        action=_action(culprits, part, first),
+        action=_action(culprits, part, None if crept else first),
         lost_share=lost,
     )
 
@@ -179,7 +213,9 @@ def _what(grown: Grown | None, part: str | None) -> str:
         return "These logs do not tell which part of the step grew."
     who = f"on {named(grown.ranks)}, for which the others wait" if grown.ranks else "on all ranks alike"
     if part is None:
-        return f"No part of the step made most of it{', ' + who if grown.ranks else ''}."
+        most = sorted(grown.parts.items(), key=lambda each: -each[1])[:2]
+        said = ", ".join(f"{NAMES.get(name, name)} grew by {seconds(excess)}" for name, excess in most if excess > 0)
+        return f"No part of the step made most of it{', ' + who if grown.ranks else ''}{': ' if said else ''}{said}."
     return f"It is {NAMES.get(part, part)} that grew, by {seconds(grown.parts[part])} {who}."
 
 
@@ -192,7 +228,13 @@ def _parts(grown: Grown | None, rise_ns: float) -> tuple[str, ...]:
     return (f"longer than before by: {', '.join(said)}",) if said else ()
 
 
-def _action(culprits: tuple[int, ...], part: str | None, step: int) -> tuple[str, ...]:
+def _action(culprits: tuple[int, ...], part: str | None, step: int | None) -> tuple[str, ...]:
+    if step is None:
+        return (
+            "look at what grows with the number of steps and is gone through in each: a list of losses or metrics, a "
+            "graph that is kept (retain_graph, tensors without detach()), a log that is read again, the heap",
+            "profile an early and a late step (py-spy record --pid, or the PyTorch profiler), and compare them",
+        )
     place = f"the host of {named(culprits)}" if culprits else "the hosts"
     looks = {
         "data": f"which part of the data set begins at step {step}, and where does it lie? is that file system busier",

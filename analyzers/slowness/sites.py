@@ -44,3 +44,10 @@ def waiting_at(run: Run, victims: Collection[int], *, from_step: int) -> tuple[s
     path, op = max(spent.index.tolist(), key=lambda key: (spent[key], key))
     frames = run.paths.get(int(path), ())
     return (str(op), location(frames[-1])) if frames else None
+
+
+def site_of_batches(run: Run) -> str | None:
+    """Return the line that asks for batches."""
+    asked = run.batches.loc[run.batches["path"].notna(), "path"]
+    frames = run.paths.get(int(asked.mode().iloc[0]), ()) if len(asked) else ()
+    return location(frames[-1]) if frames else None
