@@ -54,7 +54,8 @@ def analyze(run: Run) -> Iterator[Finding]:
         lasting = bool(long.mean() >= PERSISTENT)
         if not lasting and (long.sum() < ENOUGH_PAUSES or data[long].sum() < LONG_SHARE * step.sum()):
             continue
-        if any(not long[grid.steps[warm] < change.step].any() for change in changes_of_data(run)):
+        before = [grid.steps[warm] < (each.step or 0) for each in changes_of_data(run)]
+        if any(not long[steps].any() for steps in before):
             continue
         site = site_of_batches(run)
         at = f" ({short(site)})" if site else ""

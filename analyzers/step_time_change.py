@@ -115,7 +115,7 @@ def changes_of_data(run: Run) -> Iterator[Finding]:
 
 def _crept(grid: Grid, series: Numbers) -> Rise | None:
     """Return both halves of a series that grows all along, as if it rose from one to the other."""
-    growth = steady_growth(grid.steps, series, at_least=LEAST_NS, share=CREPT)
+    growth = steady_growth(grid.steps.astype(float), series, at_least=LEAST_NS, share=CREPT)
     if growth is None:
         return None
     middle, end = len(series) // 2, len(series)

@@ -187,8 +187,11 @@ class _Handled:
         self._recorder = recorder
 
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if not args or args[0] != signal.SIGTERM or self._recorder.crash_file is None:
+            return False
         # Taking the dump's handler out puts the one before it back: the script's has to come after that.
-        return bool(args) and args[0] == signal.SIGTERM and faulthandler.unregister(signal.SIGTERM)
+        faulthandler.unregister(signal.SIGTERM)
+        return True
 
     def after(self, token: Any, result: Any, error: type[BaseException] | None) -> None:
         file = self._recorder.crash_file
