@@ -13,8 +13,12 @@ from distdiag.run import Run
 def caught_by(
     run: Run, ranks: Collection[int], since_ns: int, until_ns: int, others: Collection[int] = ()
 ) -> tuple[int, str] | None:
-    """Return who of some ranks caught what last in a span of time, with its line; None where others did so, too."""
+    """Return who of some ranks caught what last in a span of time, with its line; None where others did so, too.
+
+    What a call of theirs failed with is what others did to them, whoever caught it.
+    """
     during = run.caught[run.caught["time_ns"].between(since_ns, until_ns) & (run.caught["thread"] == "MainThread")]
+    during = during[~(during["type"] + ": " + during["message"]).isin(run.calls["error"].dropna())]
     common = set(during[during["rank"].isin(list(others))]["type"])
     mine = during[during["rank"].isin(list(ranks)) & ~during["type"].isin(common)]
     if mine.empty:

@@ -104,3 +104,18 @@ def test_an_error_that_comes_of_a_caught_memory_error_is_told_as_that(tmp_path: 
 
     assert (verdict.name, verdict.culprits, verdict.site) == ("out-of-memory", (1,), "train.py:20")
     assert "it came to the top as RuntimeError: Expected to have finished reduction" in verdict.evidence
+
+
+def test_what_a_call_failed_with_was_not_caught_before_it(tmp_path: Path) -> None:
+    logs = Logs(world_size=2)
+    message = "Timed out waiting 6000ms for send operation to complete"
+    for rank in logs:
+        rank.all_reduce(STEP)
+    logs[0].done(logs[0].broadcast(LOG, pending=True), seconds=6.0, error=f"RuntimeError: {message}")
+    catch(logs[0], "RuntimeError", message)
+    logs[1].at(7.0).all_gather("train.py:40 wrap", pending=True)
+
+    verdict = diagnose(logs.load(tmp_path)).verdict
+
+    assert verdict.name in {"op-mismatch", "sequence-divergence"}
+    assert "caught" not in verdict.summary
