@@ -9,12 +9,12 @@ from typing import Any
 
 from distdiag.analyzers._wording import named, verb
 from distdiag.analyzers.investigation.paths import Frames, location
+from distdiag.run import user_frames
 
 GATHERED = re.compile(r"ranks:\s*dict_keys\(\[(?P<ranks>[\d, ]+)\]\)")
 """What a distributed checkpoint says of a part that failed on some ranks, before their tracebacks."""
 TRACEBACK = re.compile(r"^Traceback \(most recent call last\): \(RANK \d+\)$", re.MULTILINE)
 FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
-LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")
 PARAMETERS = re.compile(
     r"Rank (?P<rank>\d+) has (?P<mine>\d+) params, while rank (?P<other>\d+) has inconsistent (?P<its>\d+)"
 )
@@ -50,7 +50,7 @@ def _gathered(said: Mapping[int, str]) -> Accused | None:
     if not trace:
         return Accused(ranks=ranks, what=text)
     frames = [f"{each['file']}:{each['line']} {each['function']}" for each in FRAME.finditer(trace[0])]
-    own = tuple(frame for frame in frames if not any(part in frame for part in LIBRARIES))
+    own = user_frames(frame for frame in frames if "-packages/" not in frame)
     lines = [line for line in trace[0].splitlines() if line and not line.startswith(" ")]
     return Accused(ranks=ranks, what=lines[-1] if lines else text, frames=own)
 

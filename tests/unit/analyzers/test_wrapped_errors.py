@@ -85,6 +85,20 @@ def test_a_checkpoint_that_failed_on_one_rank_is_that_rank_s_error(tmp_path: Pat
     assert "rank 2 raised OSError: [Errno 28] No space left on device" in found.summary
 
 
+def test_frames_of_recording_and_of_libraries_are_nobody_s_line(tmp_path: Path) -> None:
+    message = (
+        "CheckpointException ranks:dict_keys([1])\nTraceback (most recent call last): (RANK 1)\n"
+        '  File "/venv/lib/python3.11/site-packages/torch/distributed/checkpoint/utils.py", line 281, in all_gather\n'
+        '  File "/src/distdiag/hooks/_patch.py", line 44, in observed\n    result = original(*args, **kwargs)\n'
+        '  File "/venv/lib/python3.11/site-packages/fsspec/local.py", line 9, in open\n    return io.open(path)\n'
+        "FileNotFoundError: [Errno 2] No such file or directory: 'ck/__1_0.distcp'\n"
+    )
+
+    found = verdict(all_raise("CheckpointException", *[message] * 3), tmp_path)
+
+    assert (found.culprits, found.site) == ((1,), "train.py:30")
+
+
 def test_a_checkpoint_that_failed_everywhere_is_nobody_s(tmp_path: Path) -> None:
     message = "CheckpointException ranks:dict_keys([0, 1, 2])\n"
 
