@@ -236,7 +236,7 @@ class Phase(Event, kw_only=True, tag="phase"):
     index: int | None = None
     """For ``new_group``: how many groups this rank asked for before."""
     ranks: list[int] | None = None
-    """For ``new_group``: the members asked for."""
+    """For ``new_group``: the members asked for. For ``destroy_process_group``: empty where others are left."""
     timeout_seconds: float | None = None
     address: str | None = None
     """For ``init_process_group`` and ``TCPStore``: the host at which ranks meet, the path of the file, or the class of

@@ -208,11 +208,12 @@ class _Destroy(_Phases):
         self._c10d = c10d
 
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> events.Phase:
-        begun = self._recorder.begin_phase("destroy_process_group")
-        self._recorder.poll()
         group, world = kwargs.get("group", args[0] if args else None), self._c10d.GroupMember.WORLD
+        whole = group is None or group is world
+        begun = self._recorder.begin_phase("destroy_process_group", ranks=None if whole else [])
+        self._recorder.poll()
         for known, state in list(self._recorder.groups.items()):
-            if group is None or group is world or known is group:
+            if whole or known is group:
                 _forget(self._recorder, state)
                 del self._recorder.groups[known]
         return begun

@@ -33,9 +33,8 @@ HOLDERS = {
     "network": "waited for the network",
 }
 """What is said where its stack tells what it waits for."""
-OWN_PHASES = frozenset(
-    {"init_process_group", "new_group", "split_group", "destroy_process_group", "TCPStore", BACKGROUND}
-)
+DESTROY = "destroy_process_group"
+OWN_PHASES = frozenset({"init_process_group", "new_group", "split_group", DESTROY, "TCPStore", BACKGROUND})
 """Phases that recording itself makes around other calls and in the background; all others are what the rank does."""
 WORDS_OF_CAUSES = (
     ("checkpoint", ("checkpoint", "save", "ckpt")),
@@ -77,8 +76,9 @@ def whereabouts(run: Run, life: Life, since_ns: int, until_ns: int) -> Whereabou
     looked_at = unanswered_in(run).get(life.rank)
     if looked_at is not None and not place.issued_any():
         return replace(place.at("unknown", f"found no store at {looked_at}", life.first_ns), told=False)
-    if life.end in (End.ORDERLY, End.HARD_EXIT) and life.end_ns <= until_ns:
-        return place.exited()
+    gone = place.gone()
+    if gone is not None:
+        return gone
     quiet = life.end in (End.SILENT, End.RUNNING) and until_ns - life.last_ns > SILENCE_NS
     if quiet or (life.frozen and not place.gave_signs()):
         return place.frozen(life)
@@ -144,14 +144,29 @@ class _Place:
             detail=detail,
         )
 
-    def exited(self) -> Whereabouts:
-        """Return that a rank had ended, and by which line where that is known."""
+    def gone(self) -> Whereabouts | None:
+        """Return that a rank had ended, or destroyed all its groups after its last call."""
+        left = self._left_groups()
+        ended = self._life.end in (End.ORDERLY, End.HARD_EXIT) and self._life.end_ns <= self._until_ns
+        return self._exited(left) if ended else left
+
+    def _left_groups(self) -> Whereabouts | None:
+        phases = self._run.phases
+        mine = phases[(phases["phase"] == DESTROY) & (phases["edge"] == "begin") & (phases["rank"] == self._life.rank)]
+        mine = mine[mine["ranks"].isna() & mine["time_ns"].between(self.last_call_ns(), self._until_ns)]
+        if mine.empty:
+            return None
+        row = newest(mine)
+        place = self.at("exited", "had destroyed its process groups", int(row["time_ns"]))
+        return place if pd.isna(row["path"]) else replace(place, frames=self._run.paths.get(int(row["path"]), ()))
+
+    def _exited(self, left: Whereabouts | None) -> Whereabouts:
         faults = self._run.faults
         mine = faults[(faults["rank"] == self._life.rank) & (faults["fault"] == "exit")]
         told = "had been told to stop with SIGTERM and " if self._life.signal == TORN_DOWN else ""
         place = self.at("exited", f"{told}had already ended", self._life.end_ns, detail=self.caught())
         if mine.empty or not len(mine["frames"].iloc[-1]):
-            return place
+            return place if left is None else replace(left, detail=place.detail)
         code = mine["code"].iloc[-1]
         doing = "had been interrupted" if pd.isna(code) else f"had left by sys.exit({int(code)})"
         return replace(place, doing=told + doing, frames=tuple(mine["frames"].iloc[-1]))

@@ -112,3 +112,32 @@ def test_what_a_rank_waits_for_is_said(tmp_path: Path, holder: str, said: str) -
     assert (found.name, found.culprits) == ("rank-missing", (2,))
     assert found.cause == ("unknown" if holder == "something new" else holder)
     assert said in found.summary
+
+
+def test_a_rank_that_destroyed_its_groups_left_there_whatever_it_did_next(tmp_path: Path) -> None:
+    logs = two_wait()
+    gone = logs[2].sleep(1.0)
+    gone.end_phase("destroy_process_group", gone.begin_phase("destroy_process_group", FILTER))
+    for rank in logs.only(0, 1):
+        rank.done(rank.all_reduce(STEP, pending=True), seconds=1.1, error="RuntimeError: Connection closed by peer")
+    gone.pulses(("train.py:9 main", "report.py:3 write"), seconds=9.0).exit()
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits, found.cause) == ("rank-missing", (2,), "exited")
+    assert found.site == "train.py:50"
+    assert "It had destroyed its process groups, 100 ms before (train.py:50)" in found.summary
+
+
+def test_a_rank_that_destroyed_one_group_of_several_is_where_it_is(tmp_path: Path) -> None:
+    logs = two_wait()
+    away = logs[2].sleep(1.0)
+    away.end_phase("destroy_process_group", away.begin_phase("destroy_process_group", FILTER, ranks=[]))
+    for rank in logs.only(0, 1):
+        wait = rank.all_reduce(STEP, pending=True)
+        rank.pulses(STEP, seconds=30.0, waiting=[wait])
+    away.data_loading("data.py:5 load")
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.culprits, found.cause, found.site) == ((2,), "data-loading", "data.py:5")
