@@ -17,7 +17,7 @@ from distdiag.analyzers.investigation.deaths import Death
 from distdiag.analyzers.investigation.disagreements import disagreement
 from distdiag.analyzers.investigation.divergence import Divergence
 from distdiag.analyzers.investigation.first_divergence import divergence_of
-from distdiag.analyzers.investigation.giving_up import giving_up
+from distdiag.analyzers.investigation.giving_up import before_interruption, giving_up
 from distdiag.analyzers.investigation.incident import Disagreement, Incident, Unexplained
 from distdiag.analyzers.investigation.joining import INIT, unmet
 from distdiag.analyzers.investigation.lives import End, Life, lives_of
@@ -82,7 +82,7 @@ def investigate(run: Run) -> Investigation:
 def _investigate(run: Run) -> Investigation:
     if run.only_measured:
         return Investigation(incidents=())  # without logs nothing is known to stand still
-    lives = lives_of(run)
+    run, lives = before_interruption(run, lives_of(run))
     roots, waits = _roots(run, lives)
     if roots:
         for other in at_other_times(run, lives):

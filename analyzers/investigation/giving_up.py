@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from distdiag.analyzers._wording import named, seconds
-from distdiag.analyzers.investigation.lives import SECOND_NS, End, Life
+from distdiag.analyzers.investigation.lives import SECOND_NS, TORN_DOWN, End, Life
 from distdiag.analyzers.investigation.other_clocks import on_other_clocks, why_uncertain
 from distdiag.analyzers.investigation.queues import Halted, queues_of
 from distdiag.analyzers.investigation.waitfor import Wait, reached, standstill
@@ -25,6 +25,9 @@ NOT_COMPARED_NS = 60 * SECOND_NS
 """Clocks that nothing compares may differ by minutes: one of the hosts may have no time service."""
 BRIEF_NS = 3 * SECOND_NS
 """A wait that had lasted less when another rank gave up, and that did not give up itself, is part of healthy work."""
+INTERRUPTION = "KeyboardInterrupt"
+STOPPED_NS = 5 * SECOND_NS
+"""All ranks that are interrupted at a time end within so long."""
 OWN_SHARE = 0.5
 """Who spent less of the wait by itself than that was held up by others, too."""
 
@@ -62,6 +65,24 @@ def giving_up(run: Run, lives: Mapping[int, Life]) -> GivingUp | None:
             if other != sinks:
                 doubt = _uncertain(run, rank, sinks ^ other)
     return GivingUp(rank=rank, time_ns=time_ns, waits=at.waits, halted=at.halted, doubt=doubt)
+
+
+def before_interruption(run: Run, lives: Mapping[int, Life]) -> tuple[Run, Mapping[int, Life]]:
+    """Return a run as it was before all of its ranks were interrupted, or told to stop; as it is where they were not.
+
+    The first that leaves breaks the others' connections: what fails then, and who is gone, says nothing of the job.
+    """
+    faults = run.faults
+    by_hand = set(faults[(faults["fault"] == "exit") & (faults["type"] == INTERRUPTION)]["rank"])
+    moments = [life.end_ns if life.failed_ns is None else life.failed_ns for life in lives.values()]
+    stopped = all(rank in by_hand or life.signal == TORN_DOWN for rank, life in lives.items())
+    if (
+        not stopped
+        or all(life.end is End.TORN_DOWN for life in lives.values())
+        or max(life.end_ns for life in lives.values()) - min(moments) > STOPPED_NS
+    ):
+        return run, lives
+    return _as_of(run, lives, dict.fromkeys(run.ranks, min(moments) - 1))
 
 
 def _first(lives: Mapping[int, Life]) -> tuple[int, int] | None:
@@ -183,4 +204,4 @@ def _uncertain(run: Run, first: int, doubtful: frozenset[int]) -> str:
     return f"whether {named(doubtful)} had come before rank {first} gave up cannot be told: {why_uncertain(run)}"
 
 
-__all__ = ["GivingUp", "giving_up"]
+__all__ = ["GivingUp", "before_interruption", "giving_up"]

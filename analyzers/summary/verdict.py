@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from distdiag.analyzers._wording import counted, named, verb
-from distdiag.analyzers.investigation.lives import End, lives_of
+from distdiag.analyzers.investigation.giving_up import INTERRUPTION
+from distdiag.analyzers.investigation.lives import TORN_DOWN, End, lives_of
 from distdiag.analyzers.investigation.sources import healthy_confidence, in_words, recorded
 from distdiag.analyzers.investigation.trust import data_in_words
 from distdiag.analyzers.investigation.vanished import LastSeen
@@ -14,7 +15,6 @@ from distdiag.findings import Confidence, Finding, Severity, Verdict
 from distdiag.run import Run
 
 HEALTHY = "healthy"
-INTERRUPTION = "KeyboardInterrupt"
 ROOTS = ("out-of-memory", "skipped-steps", "uneven-batches")
 """They are found only where something died or stands still because of them: a root outranks its consequence."""
 FAMILIES = ("DD3", "DD5", "DD4", "DD7", "DD2", "DD6", "DD1")
@@ -99,8 +99,10 @@ def _ended(run: Run) -> str:
     """Return how ranks ended that have nothing wrong with them."""
     faults = run.faults
     interrupted = set(faults[(faults["fault"] == "exit") & (faults["type"] == INTERRUPTION)]["rank"])
-    if interrupted == set(run.ranks):
-        return f"{verb(run.ranks, 'was', 'were')} interrupted by the keyboard or SIGINT"
+    told = set(run.crashes[run.crashes["kind"] == TORN_DOWN]["rank"]) - interrupted
+    if interrupted | told == set(run.ranks):
+        how = ("interrupted by the keyboard or SIGINT",) * bool(interrupted) + ("told to stop by SIGTERM",) * bool(told)
+        return f"{verb(run.ranks, 'was', 'were')} {' or '.join(how)}"
     also = f", {named(interrupted)} because of the keyboard or SIGINT" if interrupted else ""
     return f"ended in an orderly way{also}"
 

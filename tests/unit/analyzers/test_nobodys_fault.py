@@ -4,7 +4,7 @@ from pathlib import Path
 
 from distdiag.findings import Confidence
 from tests.logs import Logs
-from tests.stuck import LOG, SAVE, STEP, TIMED_OUT, trained, verdict, wait_in
+from tests.stuck import CLOSED, LOG, SAVE, STEP, TIMED_OUT, trained, verdict, wait_in
 
 
 def test_ranks_that_end_in_an_orderly_way_are_healthy(tmp_path: Path) -> None:
@@ -104,6 +104,36 @@ def test_a_job_that_is_interrupted_is_said_to_be(tmp_path: Path) -> None:
     assert (
         found.summary == "ranks 0-1 were interrupted by the keyboard or SIGINT: 3 steps, 6 calls, all of them matched"
     )
+
+
+def interrupt(logs: Logs, first: int, after_seconds: float) -> None:
+    """One rank is interrupted while the others wait for it, and they fail when it is gone."""
+    for rank in logs.but(first):
+        call = rank.all_reduce(STEP, pending=True)
+        rank.pulses(STEP, seconds=after_seconds, waiting=[call]).done(call, seconds=0.01, error=CLOSED)
+    logs[first].pulses(SAVE, seconds=after_seconds)
+    for rank in logs:
+        rank.fault("KeyboardInterrupt", site=STEP, fault="exit", where="interpreter")
+
+
+def test_ranks_that_are_interrupted_at_work_are_not_missed_by_those_that_end_after_them(tmp_path: Path) -> None:
+    logs = trained(3)
+    interrupt(logs, 1, 0.1)
+
+    found = verdict(logs, tmp_path)
+
+    assert found.name == "healthy"
+    assert found.summary.startswith("ranks 0-2 were interrupted by the keyboard or SIGINT")
+
+
+def test_who_had_been_waited_for_when_all_were_interrupted_is_where_it_was(tmp_path: Path) -> None:
+    logs = trained(3)
+    interrupt(logs, 1, 30.0)
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits, found.site) == ("rank-missing", (1,), "train.py:30")
+    assert "It stood still in other code for 30.0 s (train.py:30); ranks 0,2 wait for it" in found.summary
 
 
 def test_kinds_of_reductions_that_take_turns_on_all_ranks_are_healthy(tmp_path: Path) -> None:
