@@ -16,7 +16,8 @@ from collections.abc import Iterator
 
 from distdiag.analyzers._wording import named
 from distdiag.analyzers.investigation import investigate
-from distdiag.analyzers.investigation.incident import Disagreement, Incident, Surplus
+from distdiag.analyzers.investigation.circles import MOST_TOLD
+from distdiag.analyzers.investigation.incident import Circle, Disagreement, Incident, Surplus
 from distdiag.analyzers.investigation.telling import both_sides, surplus
 from distdiag.findings import Finding
 from distdiag.run import Run
@@ -32,6 +33,9 @@ def analyze(run: Run) -> Iterator[Finding]:
             yield incident.finding(CODE, surplus(incident, incident.basis), _action(incident))
         elif isinstance(incident.basis, Disagreement):
             yield incident.finding(CODE, _summary(incident, incident.basis), _action(incident))
+        elif isinstance(incident.basis, Circle):
+            had, *waits = incident.evidence[: 1 + min(MOST_TOLD, len(incident.basis.waits))]
+            yield incident.finding(CODE, f"{had}{incident.at_step}\n{'; '.join(waits)}.", _action(incident))
 
 
 def _summary(incident: Incident, disagreement: Disagreement) -> str:

@@ -10,6 +10,7 @@ from distdiag.analyzers.investigation.incident import Circle, Incident
 from distdiag.analyzers.investigation.issued import Issued, called, in_group
 from distdiag.analyzers.investigation.loops import Labels
 from distdiag.analyzers.investigation.microbatches import Uneven, uneven
+from distdiag.analyzers.investigation.naming import Name
 from distdiag.analyzers.investigation.paths import fork_line, shared_frames
 from distdiag.analyzers.investigation.program import Programs
 from distdiag.analyzers.investigation.scene import Scene
@@ -26,6 +27,8 @@ MICRO_BATCHES = "micro-batches"
 """Cause of one of a stage that runs more or fewer micro-batches than the others."""
 TOO_MANY, LEFT_OUT = "message-too-many", "message-left-out"
 """Causes where the steps before tell which side differs."""
+MOST_TOLD = 3
+"""Operations that are told of ranks whose data ended, and of those whose data went on."""
 FROM_ANY = "from-any-rank"
 """Cause where a rank waits for a message from any, nobody has one left, and nothing tells whose it is."""
 
@@ -57,6 +60,10 @@ def circle(scene: Scene, found: Standstill) -> Iterator[Incident]:
         if isinstance(left, Incident):
             yield left
             return
+        short = out_of_data(scene, found)
+        if short is not None:
+            yield short
+            return
         culprits = left or culprits
     blamed = next((wait for wait in cycle if set(culprits) & wait.waiters), cycle[0])
     calls = {rank: call for wait in cycle for rank, call in scene.calls_in(wait).items()}
@@ -70,6 +77,38 @@ def circle(scene: Scene, found: Standstill) -> Iterator[Incident]:
         site=(_site(scene, calls, culprits) or sites.get(culprits[0])) if culprits else None,
         sites=sites,
         evidence=tuple(_in_circle(scene, wait) for wait in cycle),
+    )
+
+
+def out_of_data(scene: Scene, found: Standstill) -> Incident | None:
+    """Return that the data of ranks ended at which the waiting ends, while that of ranks that wait went on."""
+    calls = {rank: call for wait in scene.waits for rank, call in scene.calls_in(wait).items()}
+    moments = {rank: call.start_ns for rank, call in calls.items()} | dict.fromkeys(found.sinks, scene.end_ns)
+    taken = Labels(scene.run).epochs.apart(moments)
+    if not taken:
+        return None
+    *short, (most, more) = taken.items()
+    fewer = {rank for _, ranks in short for rank in ranks}
+    inside = frozenset[int]().union(*(wait.waiters for wait in found.cycle))
+    if not (fewer & (found.sinks or inside) and found.sinks <= fewer and calls.keys() & set(more)):
+        return None
+    waits = tuple(sorted(scene.waits, key=lambda wait: (not wait.waiters & set(more), wait.since_ns, wait.group)))
+    sites = scene.sites_of(waits)
+    culprits = min((tuple(sorted(fewer)), more), key=len) if len(fewer) != len(more) else ()
+    had = ", ".join(f"{named(ranks)} had data for {number}" for number, ranks in short)
+    blamed = next((rank for rank in (*culprits, *more) if rank in calls), None)
+    return scene.incident(
+        Name.UNEVEN,
+        waits[0],
+        Circle(waits=waits),
+        culprits=culprits,
+        step=None if blamed is None else calls[blamed].step,
+        site=sites.get(culprits[0]) if culprits else None,
+        sites=sites,
+        evidence=(
+            f"{had} of the {most} batches that {named(more)} took",
+            *(_in_circle(scene, wait) for wait in waits[:MOST_TOLD]),
+        ),
     )
 
 

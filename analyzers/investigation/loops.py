@@ -64,6 +64,26 @@ class Epochs:
             return None
         return (mine.taken, its.taken) if mine.ended and its.taken > mine.taken else None
 
+    def apart(self, moments: Mapping[int, int]) -> Mapping[int, tuple[int, ...]]:
+        """Return ranks by how many batches they had, the fewest first, where data ended and that of others went on.
+
+        ``moments`` tells for each rank when to look; empty where no pass over the data came out so.
+        """
+        passes: dict[tuple[Frames, int], dict[int, Epoch]] = {}
+        for rank, before_ns in sorted(moments.items()):
+            epoch = self.at(rank, before_ns)
+            if epoch is not None:
+                passes.setdefault((epoch.loop, epoch.number), {})[rank] = epoch
+        for epochs in passes.values():
+            most = max(epoch.taken for epoch in epochs.values())
+            counted = {rank: epoch.taken for rank, epoch in epochs.items() if epoch.ended or epoch.taken == most}
+            if any(epochs[rank].ended and taken < most for rank, taken in counted.items()):
+                return {
+                    taken: tuple(rank for rank, each in counted.items() if each == taken)
+                    for taken in sorted(set(counted.values()))
+                }
+        return {}
+
 
 def _same_line(answers: pd.DataFrame) -> pd.DataFrame:
     """Return the answers to the line that asked last."""

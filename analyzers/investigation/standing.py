@@ -6,8 +6,14 @@ import pandas as pd
 
 from distdiag.analyzers._wording import counted, named, verb
 from distdiag.analyzers.investigation.absence import absences
-from distdiag.analyzers.investigation.circles import GROUP_CREATION_STUCK, P2P_DEADLOCK, circle, from_anybody
-from distdiag.analyzers.investigation.incident import Absence, Circle, Halts, Incident, Together, Unexplained
+from distdiag.analyzers.investigation.circles import (
+    GROUP_CREATION_STUCK,
+    P2P_DEADLOCK,
+    circle,
+    from_anybody,
+    out_of_data,
+)
+from distdiag.analyzers.investigation.incident import Absence, Circle, Halts, Incident, Surplus, Together, Unexplained
 from distdiag.analyzers.investigation.issued import called, group_name, in_group, issued
 from distdiag.analyzers.investigation.joining import INIT, where_joined
 from distdiag.analyzers.investigation.lives import CONNECTION, Life
@@ -40,6 +46,9 @@ def standing(scene: Scene) -> tuple[Incident, ...]:
     found = standstill(scene.waits)
     stopped = {each.head.rank for each in scene.halted}
     roots = [*halts(scene), *absences(scene, found.sinks - stopped)]
+    if roots and not any(isinstance(each.basis, Halts | Surplus) for each in roots):
+        short = out_of_data(scene, found)
+        roots = roots if short is None else [short]
     incidents = roots or list(circle(scene, found)) or list(_rest(scene))
     return tuple(sorted(incidents, key=lambda incident: (incident.time_ns, incident.name, incident.culprits)))
 
