@@ -72,17 +72,16 @@ def before_interruption(run: Run, lives: Mapping[int, Life]) -> tuple[Run, Mappi
 
     The first that leaves breaks the others' connections: what fails then, and who is gone, says nothing of the job.
     """
+    if not lives:
+        return run, lives
     faults = run.faults
     by_hand = set(faults[(faults["fault"] == "exit") & (faults["type"] == INTERRUPTION)]["rank"])
-    moments = [life.end_ns if life.failed_ns is None else life.failed_ns for life in lives.values()]
+    first_ns = min(life.end_ns if life.failed_ns is None else life.failed_ns for life in lives.values())
     stopped = all(rank in by_hand or life.signal == TORN_DOWN for rank, life in lives.items())
-    if (
-        not stopped
-        or all(life.end is End.TORN_DOWN for life in lives.values())
-        or max(life.end_ns for life in lives.values()) - min(moments) > STOPPED_NS
-    ):
+    at_once = max(life.end_ns for life in lives.values()) - first_ns <= STOPPED_NS
+    if not (stopped and at_once) or all(life.end is End.TORN_DOWN for life in lives.values()):
         return run, lives
-    return _as_of(run, lives, dict.fromkeys(run.ranks, min(moments) - 1))
+    return _as_of(run, lives, dict.fromkeys(run.ranks, first_ns - 1))
 
 
 def _first(lives: Mapping[int, Life]) -> tuple[int, int] | None:
