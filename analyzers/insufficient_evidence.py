@@ -121,9 +121,10 @@ TOO_MANY_UNKNOWN = 0.01
 
 def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding for each way in which the logs contradict themselves or say too little."""
+    beside = run.faults[run.faults["where"] == TELLING]["message"].tolist()
     for incident in investigate(run).named(NAME):
         untold = _untold(run, incident)
-        yield incident.finding(CODE, untold, (*advice_on(untold), _ASK_FOR))
+        yield incident.finding(CODE, untold, (*advice_on(untold, *map(str, beside)), _ASK_FOR))
     yield from _hearsay(run)
     yield from _doubled(run)
     yield from _worlds(run)

@@ -20,6 +20,7 @@ from dataclasses import replace
 from distdiag.analyzers._wording import named, verb
 from distdiag.analyzers.investigation import investigate
 from distdiag.analyzers.investigation.incident import Incident, Together
+from distdiag.analyzers.investigation.sources import recorded
 from distdiag.analyzers.investigation.telling import at, gave_up
 from distdiag.findings import Finding
 from distdiag.live.links import Links, cut_off
@@ -67,7 +68,7 @@ def _unanswered(run: Run, since_ns: int) -> tuple[tuple[str, ...], tuple[str, ..
 
 
 def _action(run: Run, incident: Incident) -> tuple[str, ...]:
-    involved = run.headers[run.headers["rank"].isin(incident.victims)]
+    involved = run.headers[run.headers["rank"].isin(recorded(run).intersection(incident.victims))]  # others name none
     hosts = ", ".join(sorted(set(involved["host"].astype(str)))[:8])
     return (
         f"look at the kernel's log and the network's counters of {hosts or 'the hosts involved'}",

@@ -30,6 +30,11 @@ _MEANINGS = {
     120: "its firmware failed",
 }
 """What the numbers mean that end training, as NVIDIA's list of Xid errors has it."""
+_PLUGGED = re.compile(r"(?:PCI:)?([0-9a-f]{4}):([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.IGNORECASE)
+_ASSERTED = re.compile(
+    r"[\w./-]+\.\w+:\d+: (?P<function>.+?): block: \[[\d,]+\], thread: \[[\d,]+\],? "
+    r"Assertion `(?P<condition>.+?)` failed"
+)
 _AMD = re.compile(r"(?:Memory access fault|HW Exception) by GPU node-\d+.*")
 _HCCL = re.compile(
     r"\bE[A-Z]\d{4}: (?:\[PID: \d+\] )?[\d.:-]+ +(?P<text>(?:Getting socket times out|Transport init error"
@@ -51,9 +56,28 @@ def xid(line: Line) -> Iterator[What]:
         number = int(found["number"])
         meaning = _MEANINGS.get(number, found["text"].strip()[:LONGEST] or "its meaning is in NVIDIA's list")
         user = f" (process {found['pid']})" if found["pid"] and int(found["pid"]) else ""
-        yield Remark(text=f"the driver reported Xid {number} of GPU {found['device']}{user}: {meaning}", telling=True)
+        yield Remark(
+            text=f"the driver reported Xid {number} of GPU {found['device']}{user}: {meaning}",
+            telling=True,
+            process=found["pid"] or "",
+            bus=_bus(found["device"]),
+        )
     elif found := _LOST.search(line.text):
-        yield Remark(text=f"the driver reported that GPU {found['device']} is no longer on the bus", telling=True)
+        text = f"the driver reported that GPU {found['device']} is no longer on the bus"
+        yield Remark(text=text, telling=True, bus=_bus(found["device"]))
+
+
+def _bus(device: str) -> int | None:
+    """Return where a device is plugged in as NCCL writes it: domain, bus, device and function in one number."""
+    found = _PLUGGED.fullmatch(device)
+    return int("".join(found.groups(default="0")), 16) if found else None
+
+
+def asserted(line: Line) -> Iterator[What]:
+    """Read which check inside a kernel failed."""
+    if found := _ASSERTED.search(line.text):
+        where = found["function"].partition("(")[0].strip()[-LONGEST:]
+        yield Remark(text=f"a check inside a kernel failed: {found['condition'][:LONGEST]} ({where})", telling=True)
 
 
 def amd(line: Line) -> Iterator[What]:
@@ -118,5 +142,6 @@ FAMILIES = (
     Family(name="amd-driver", needles=("amdgpu: ",), role=Role.INITIATING, parse=amd_kernel),
     Family(name="oneccl", needles=("oneCCL: ",), role=Role.CASCADE, parse=ccl),
     Family(name="gaudi", needles=("FATAL ERROR :: MODULE:",), role=Role.INITIATING, parse=gaudi),
+    Family(name="device-assert", needles=("Assertion `",), role=Role.INITIATING, parse=asserted),
     Family(name="gloo-mesh", needles=("Gloo connectFullMesh failed",), role=Role.INITIATING, parse=mesh),
 )

@@ -26,6 +26,7 @@ from distdiag.importers._text.owners import Told
 from distdiag.importers._text.tales import Job, Tale
 from distdiag.importers._text.times import SECOND_NS
 from distdiag.stackframes import user_part
+from distdiag.wording import named
 
 WENT_ON_NS = 600 * SECOND_NS
 """Peers that begin to wait only so long after an exception had been served by its rank until then: it was handled."""
@@ -42,6 +43,11 @@ MOST_SAID = 120
 """Characters of an error that are repeated beside a verdict."""
 SHELL_SIGNAL = 128
 """What a shell adds to the number of a signal."""
+_PEER = re.compile(
+    r"(?:by (?:remote )?peer|Call to \w+ from|completion from peer|remote=)\s*\[?(?!127\.|localhost)"
+    r"(?P<host>[\w.:-]+?)\]?(?:<\d+>|:\d{2,5}\b)"
+)
+"""Where the other side of a connection was that broke, as NCCL, gloo and the store write it."""
 _MEMORY = re.compile(
     r"out[ _]of[ _](?:device[ _]|host[ _])?memory|can(?:no|')t allocate memory|PT_DEVMEM Allocation failed",
     re.IGNORECASE,
@@ -127,13 +133,28 @@ def _went_on(job: Job, told: Told, moment: int) -> bool:
 
 
 def tell_consequences(job: Job) -> None:
-    """Keep what others did to ranks that nothing names: it tells no cause, but that there was one."""
+    """Keep what others did to ranks that nothing names: it tells no cause, but that there was one.
+
+    Where nobody tells a cause, whose connections broke says at least to which host.
+    """
+    lost: dict[str, set[int | None]] = {}
     for moment, told in job.told:
         what = told.said.what
+        if isinstance(what, Raised) and (peer := _PEER.search(what.message)):
+            lost.setdefault(peer["host"], set()).add(told.rank)
         if told.rank is not None or not isinstance(what, Raised) or told.said.role is not Role.CASCADE:
             continue
         if not _went_on(job, told, moment):
             job.unsigned.append(replace(_fault(what, moment, went_on=False), where=CONSEQUENCE))
+    begun = any(
+        told.said.role is Role.INITIATING and isinstance(told.said.what, Raised | Ended) for _, told in job.told
+    )
+    if not begun and len(lost) == 1:
+        ((host, ranks),) = lost.items()
+        if len(ranks - {None}) > 1:
+            who = named(sorted(rank for rank in ranks if rank is not None))
+            text = f"connections broke to {host} alone, as {who} said together"
+            job.remarks.append((job.last_ns, Remark(text=text, telling=True)))
 
 
 def tell_ends(job: Job) -> None:
@@ -224,6 +245,7 @@ def _unnamed_end(job: Job, what: What, moment: int) -> None:
         return
     words = [f"local rank {what.local_rank}"] if what.local_rank is not None else []
     words += [f"process {what.pid}"] if what.pid is not None else []
+    words += [f"SLURM's task {what.task}"] if what.task is not None else []
     job.ends.append(
         events.Fault(
             fault="end", time_ns=moment, type=SIGNALS.get(-code), message=", ".join(words), where=UNSIGNED, code=code

@@ -153,6 +153,8 @@ class Ended:
     """The launcher calls it the first failure."""
     stamp: Stamp | None = None
     """When the launcher saw it."""
+    task: int | None = None
+    """SLURM's number of the process: its rank, unless each task is a launcher."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +202,10 @@ class Remark:
     """Jobs that go well do not print it."""
     stops: bool = False
     """Somebody ended the job: how its processes ended after it tells nothing."""
+    process: str = ""
+    """Host and number of the process that it is of, or the number alone, as far as it says."""
+    bus: int | None = None
+    """Where the device that it is of is plugged in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +230,7 @@ class CommunicatorRank:
     process: str
     identity: str = ""
     """The same on all members, where the library prints it."""
+    bus: int | None = None
 
 
 What = (

@@ -19,6 +19,9 @@ _NUMBER = re.compile(r"\d+")
 def ranks_of(files: Sequence[Path]) -> Mapping[Path, int]:
     """Return the ranks that names tell: ``rank3.err``, ``attempt_0/3/stderr.log``, or siblings numbered from 0."""
     named = {file: rank for file in files if (rank := _named(file)) is not None}
+    outputs = [(file.name, file.parent.name, attempt_of(file)) for file in named if file.name in _OUTPUTS]
+    if len(set(outputs)) < len(outputs):  # hosts have a folder each, and number their ranks alike
+        named = {file: rank for file, rank in named.items() if file.name not in _OUTPUTS}
     return named or numbered(files)
 
 

@@ -95,9 +95,9 @@ def task(line: Line) -> Iterator[What]:
         return
     code = int(found["code"]) if found["code"] else -SIGNAL_NUMBERS[found["words"]]
     for rank in _ranks_in(found["tasks"]):
-        yield Ended(code=code, rank=rank)
+        yield Ended(code=code, task=rank)
     if found["words"] == "Out Of Memory":
-        yield Remark(text=f"SLURM says that {found['tasks']} ran out of memory", telling=True)
+        yield Remark(text=f"SLURM says that task {found['tasks']} ran out of memory", telling=True)
 
 
 def cancelled(line: Line) -> Iterator[What]:

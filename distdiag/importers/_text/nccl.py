@@ -41,9 +41,18 @@ _CALL = re.compile(
 )
 _MADE = re.compile(
     _PROCESS + r"NCCL INFO .*?comm (?P<comm>0x\w+) rank (?P<rank>\d+) n?ranks (?P<size>\d+)"
-    r".*?(?:commId (?P<identity>0x\w+).*?)?Init COMPLETE"
+    r"(?:.*?busId (?P<bus>[0-9a-f]{1,12}))?.*?(?:commId (?P<identity>0x\w+).*?)?Init COMPLETE"
 )
-_WARNING = re.compile(r"NCCL WARN (?P<text>.+)")
+_WARNING = re.compile(rf"(?:{_PROCESS})?.*?NCCL WARN (?P<text>.+)")
+_COMPLETION = re.compile(r"completion .*?with (?:error|status)[ =](?P<code>\d+)")
+_COMPLETIONS = {
+    4: "the adapter may not use that memory",
+    5: "what was open after an earlier error",
+    10: "the other side does not allow that access",
+    12: "the other side answered no attempt",
+    13: "the other side was never ready",
+}
+"""What the numbers mean with which work of an adapter ends, as the verbs of InfiniBand have them."""
 _TRANSPORT = re.compile(
     r"async event|completion from peer|completion .*error|port error|timeout|link|unhandled system error", re.IGNORECASE
 )
@@ -90,6 +99,7 @@ def made(line: Line) -> Iterator[What]:
             size=int(found["size"]),
             process=found["process"],
             identity=found["identity"] or "",
+            bus=int(found["bus"], 16) if found["bus"] else None,
         )
 
 
@@ -99,7 +109,12 @@ def warning(line: Line) -> Iterator[What]:
     if found:
         kind = "transport warning" if _TRANSPORT.search(found["text"]) else "warning"
         telling = _TELLING.search(found["text"]) is not None
-        yield Remark(text=f"{kind} of NCCL: {found['text'].strip()[:200]}", telling=telling)
+        ended = _COMPLETION.search(found["text"])
+        meaning = _COMPLETIONS.get(int(ended["code"][:4])) if ended else None
+        text = f"{kind} of NCCL: {found['text'].strip()[:200]}" + (f" ({meaning})" if meaning else "")
+        if found["process"]:
+            text = f"{text} (on {found['process'].partition(':')[0]}, GPU {found['device']})"
+        yield Remark(text=text, telling=telling, process=found["process"] or "")
 
 
 def closed(line: Line) -> Iterator[What]:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from distdiag.importers._text.times import Stamp, stamp_in, stamp_of_glog
 
@@ -10,6 +10,9 @@ LONGEST_NUMBER = 15
 """Digits of the longest counter, or nanoseconds of a fraction, that anything prints; damage makes longer ones."""
 MAX_PREFIXES = 6
 """More launchers and collectors than that are not stacked on one another."""
+MAX_HEADS = 16
+LONGEST_HEAD = 120
+"""Characters that anything writes before a line of a process; what is longer is said by somebody."""
 
 _NO_NUMBER = re.compile(r"\d{16,}")
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -24,6 +27,13 @@ _MESSAGE = re.compile(_GLOG)
 _NAMELESS_GLOG = re.sub(r"\?P<\w+>", "?:", _GLOG)
 _STARTS = re.compile(rf"(?:\[rank\d+\]: ?)?{_NAMELESS_GLOG}|Traceback \(most recent call last\):")
 """Where a message begins, wherever it stands in a line: bars and other ranks are glued in front of it."""
+_BEGINS = "Traceback (most recent call last):"
+_HEAD_CLOCK = re.compile(r"(?:\d{4}[-/]\d\d[-/]\d\d.)?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?|\d{10,}")
+_HEAD_RANK = re.compile(r"(?<![a-z_])(?:global_?)?rank[ :=_-]*(\d{1,7})|\[r(\d{1,7})[/\]]", re.IGNORECASE)
+_HEAD_LEVEL = re.compile(r"ERROR|WARN|INFO|DEBUG|CRITICAL")
+"""What loggers write, of any process, tells no process from another."""
+_OF_BLOCK = re.compile(r"\s*traceback\s*:")
+"""What torchrun writes before a traceback in its table of failures, which names the rank itself."""
 _BAR = re.compile(r"(?P<label>[^|\r]*?)\s*(?P<percent>\d{1,3})%\|")
 _ELASTIC = re.compile(r"[EWI](?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d\.\d+) +\d+ [\w./-]+\.py:\d+\] ")
 
@@ -88,6 +98,8 @@ class Line:
     """C++ file that logged it."""
     logged: bool = False
     """Whether a logger wrote it that puts its prefix before the first line of a message only."""
+    headed: bool = False
+    """Whether its label was only known from some line on: who has it in others is not told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +122,31 @@ def _shortened(found: re.Match[str]) -> str:
     return found[0][:LONGEST_NUMBER]
 
 
-def normalise(number: int, text: str) -> Iterator[Line]:
+class Heads:
+    """What stands before the lines of processes in a file though nothing here knows it: tracebacks show where it ends.
+
+    All their lines bear it, or their first one alone.
+    """
+
+    def __init__(self) -> None:
+        """Know none."""
+        self._known: dict[str, re.Pattern[str]] = {}
+
+    def split(self, text: str) -> tuple[str, str]:
+        """Return what stands before a message, and the message."""
+        head = text[: max(0, text.find(_BEGINS))]
+        unknown = head.strip() and not _OF_BLOCK.match(head) and "%|" not in head
+        if unknown and len(head) <= LONGEST_HEAD and len(self._known) < MAX_HEADS:
+            shape = re.sub(r"\d+", r"\\d+", re.escape(head))
+            self._known.setdefault(shape, re.compile(shape))
+        found = next((match for known in self._known.values() if (match := known.match(text))), None)
+        return (found[0], text[found.end() :]) if found else ("", text)
+
+
+def normalise(number: int, text: str, heads: Heads | None = None) -> Iterator[Line]:
     """Yield the messages in a line: usually one, more where several were glued together."""
     for piece in text.split("\r"):
-        yield from _messages(number, piece)
+        yield from _messages(number, piece, heads)
 
 
 def bars_in(number: int, text: str) -> Iterator[Bar]:
@@ -124,14 +157,30 @@ def bars_in(number: int, text: str) -> Iterator[Bar]:
             yield Bar(number=number, label=found["label"].strip(" :"), percent=int(found["percent"]))
 
 
-def _messages(number: int, piece: str) -> Iterator[Line]:
+def _messages(number: int, piece: str, heads: Heads | None) -> Iterator[Line]:
     prefixes = _Prefixes(piece)
-    body = prefixes.rest
+    head, body = heads.split(prefixes.rest) if heads is not None else ("", prefixes.rest)
     starts = [match.start() for match in _STARTS.finditer(body)]
     if not starts or starts[0] > 0:
         starts.insert(0, 0)
     for start, end in zip(starts, [*starts[1:], len(body)], strict=True):
-        yield prefixes.line(number, body[start:end] if end == len(body) else body[start:end].rstrip())
+        line = prefixes.line(number, body[start:end] if end == len(body) else body[start:end].rstrip())
+        yield _headed(line, head) if head else line
+
+
+def _headed(line: Line, head: str) -> Line:
+    """Return a line with what stands before it taken for its process."""
+    rank = _HEAD_RANK.search(head)
+    source = _HEAD_CLOCK.sub("", head).strip()
+    tells = not _HEAD_LEVEL.search(source) and any(map(str.isdigit, source))
+    return replace(
+        line,
+        rank=line.rank if line.rank is not None or rank is None else int(rank[1] or rank[2]),
+        label=f"{line.label} {source}".strip() if tells else line.label,
+        stamp=line.stamp or stamp_in(head),
+        logged=True,
+        headed=True,
+    )
 
 
 class _Prefixes:

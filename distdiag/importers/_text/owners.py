@@ -1,8 +1,9 @@
 """Which rank said what: from prefixes, processes, names of files, and what is left when all others are known."""
 
 import re
+import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from distdiag.importers._text.facts import (
@@ -13,10 +14,12 @@ from distdiag.importers._text.facts import (
     Missed,
     Passed,
     Raised,
+    Remark,
     Restarted,
     Role,
     Said,
     Speaker,
+    Stacked,
     Torn,
     Waited,
     What,
@@ -55,13 +58,17 @@ class _Known:
     """What all files together tell of who is who."""
 
     files: Mapping[int, int]
-    """Rank by number of file, from its name."""
+    """Rank by number of file, from its name; none where lines say that names tell something else."""
     labels: dict[tuple[int, str, int | None], set[int]] = field(default_factory=dict)
     tasks: dict[int, set[int]] = field(default_factory=dict)
     """Ranks that lines with a task's number named."""
     pids: dict[int, int] = field(default_factory=dict)
     processes: dict[str, int] = field(default_factory=dict)
     """Rank in the largest communicator by host and pid, as NCCL prints them."""
+    buses: dict[int, set[int]] = field(default_factory=dict)
+    """Ranks by where their devices are plugged in, on any host."""
+    tasks_launch: bool = False
+    """Whether SLURM's tasks are launchers, so that their numbers are those of hosts."""
 
 
 def owned(transcripts: Sequence[Transcript]) -> list[Told]:
@@ -109,9 +116,21 @@ def _known(transcripts: Sequence[Transcript], paths: Sequence[Path]) -> _Known:
                 if line.pid is not None:
                     known.pids[line.pid] = line.rank
             known.pids |= _processes_named(what)
+            known.tasks_launch |= isinstance(what, Torn) or (isinstance(what, Ended) and what.local_rank is not None)
             if isinstance(what, CommunicatorRank) and what.size >= sizes.get(what.process, 0):
                 known.processes[what.process], sizes[what.process] = what.rank, what.size
+                if what.bus is not None:
+                    known.buses.setdefault(what.bus, set()).add(what.rank)
+        _doubt_numbers(known, number, transcript)
     return known
+
+
+def _doubt_numbers(known: _Known, number: int, transcript: Transcript) -> None:
+    """Take names of files, and numbers of tasks, for something else than ranks where lines behind them name others."""
+    spoke = set[int]().union(*transcript.ranks.values())
+    if spoke and number in known.files and known.files[number] not in spoke:
+        known.files = {}
+    known.tasks_launch |= any(task is not None and ranks != {task} for (_, task), ranks in transcript.ranks.items())
 
 
 def _processes_named(what: What) -> Mapping[int, int]:
@@ -145,6 +164,8 @@ def _of_file(number: int, transcript: Transcript, known: _Known) -> Iterator[Tol
         if isinstance(what, Restarted):
             attempt += 1
             continue
+        if isinstance(what, Remark) and (whose := _whose(what, known)) is not None:
+            said = replace(said, what=replace(what, text=f"{what.text}: that is rank {whose}"))
         rank = _named_in(said, known)
         if rank is None:
             rank = speakers.pop(said.line.label, None) if isinstance(what, Raised) else None
@@ -168,7 +189,8 @@ def _named_in(said: Said, known: _Known) -> int | None:
     """Return the rank that a message is about."""
     what = said.what
     if isinstance(what, Ended):
-        return what.rank if what.rank is not None else known.pids.get(what.pid or -1)
+        told = what.task if what.rank is None and not known.tasks_launch else what.rank
+        return told if told is not None else known.pids.get(what.pid or -1)
     if isinstance(what, Raised) and what.rank is not None:
         return what.rank
     if isinstance(what, Torn) or (isinstance(what, Raised) and what.pid is not None):
@@ -184,6 +206,19 @@ def _named_in(said: Said, known: _Known) -> int | None:
         own = _SIGNED.search(what.message)
         by = int(own["gaudi"] or own["npu"]) if own else waiter_in(what.message)
     return by if by is not None else said.line.rank
+
+
+def _whose(remark: Remark, known: _Known) -> int | None:
+    """Return the rank whose process, or device, a remark is about."""
+    host, _, pid = remark.process.rpartition(":")
+    of_process = {
+        rank
+        for process, rank in known.processes.items()
+        if process == remark.process or (not host and process.endswith(f":{pid}"))
+    }
+    ranks = known.buses.get(remark.bus, set()) if remark.bus is not None else of_process
+    ranks = ranks & of_process or ranks
+    return next(iter(ranks)) if len(ranks) == 1 else None
 
 
 def _told_by_surroundings(number: int, said: Said, known: _Known) -> int | None:
@@ -216,10 +251,21 @@ def _rest(told: Sequence[Told]) -> Iterator[Told]:
     ranks = {each.rank for each in told if each.rank is not None}
     for each in told:
         what = each.said.what
-        if each.rank is None and isinstance(what, Raised) and each.said.role is Role.INITIATING:
+        if each.rank is None and isinstance(what, Stacked) and what.signal is not None:
+            yield replace(each, rank=_crashed(what.signal, told))
+        elif each.rank is None and isinstance(what, Raised) and each.said.role is Role.INITIATING:
             yield Told(rank=_raiser(what, told) if ranks else None, attempt=each.attempt, said=each.said)
         else:
             yield each
+
+
+def _crashed(name: str, told: Sequence[Told]) -> int | None:
+    """Return the one rank of which a launcher says that a signal ended it, where one process alone told of that."""
+    crashes = sum(isinstance(each.said.what, Stacked) and each.said.what.signal == name for each in told)
+    code = -signal.Signals.__members__.get(name, 0)
+    ended = {each.rank for each in told if isinstance(each.said.what, Ended) and each.said.what.code == code}
+    ended.discard(None)
+    return ended.pop() if crashes == len(ended) == 1 else None
 
 
 def _is_same(what: object, raised: Raised) -> bool:

@@ -22,7 +22,7 @@ from distdiag.importers._text import (
 from distdiag.importers._text.facts import Role, Said, What
 from distdiag.importers._text.kinds import MAX_JOINED, Block, BlockFamily, Family
 from distdiag.importers._text.lines import raw_lines
-from distdiag.importers._text.normalise import Bar, Line, bars_in, clean, normalise
+from distdiag.importers._text.normalise import Bar, Heads, Line, bars_in, clean, normalise
 from distdiag.importers._text.times import Stamp
 
 FAMILIES: tuple[Family, ...] = (
@@ -122,6 +122,7 @@ class _Reader:
         self._number = number
         self._blocks: dict[Speaker, _Open] = {}
         self._broken: _Broken | None = None
+        self._heads = Heads()
         self._skipped: deque[bytes] = deque(maxlen=RECENT)
         self._stamp: Stamp | None = None
         self._stamp_skipped: Stamp | None = None
@@ -154,9 +155,9 @@ class _Reader:
             self._transcript.size = max(self._transcript.size, int(found[1]))
 
     def _take(self, number: int, text: str) -> None:
-        for line in normalise(number, text):
+        for line in normalise(number, text, self._heads):
             self._stamp = line.stamp or self._recent_stamp()
-            if line.rank is not None:
+            if line.rank is not None and not line.headed:
                 self._transcript.ranks.setdefault((line.label, line.task), set()).add(line.rank)
             if not self._join(line):
                 self._single(line)

@@ -94,6 +94,12 @@ def unreached(line: Line) -> Iterator[What]:
         yield Remark(text=f"no store answered at {where} within {found['limit']}", telling=True)
 
 
+def left(line: Line) -> Iterator[What]:
+    """Read that the store is no longer there, which a job that ends well may say too."""
+    del line
+    yield Remark(text="the store went away: the process that has it, most often rank 0, had ended before", telling=True)
+
+
 def awaited(line: Line) -> Iterator[What]:
     """Read for whose address in the store a rank waited in vain while the first group was made."""
     found = _AWAITED.search(line.text)
@@ -146,6 +152,12 @@ FAMILIES = (
         role=Role.CASCADE,
         parse=unreached,
         ending=r"connect to \(?[\w.:-]+?(?:, |:)\d+",
+    ),
+    Family(
+        name="store-left",
+        needles=("TCPStore server has shut down too early",),
+        role=Role.TEARDOWN,
+        parse=left,
     ),
     Family(
         name="store-timeout",

@@ -341,7 +341,7 @@ def test_other_launchers_are_understood(tmp_path: Path) -> None:
 
     assert Ended(code=-9, local_rank=1, pid=77) in said
     assert Torn(pid=78) in said
-    assert {Ended(code=-11, rank=4), Ended(code=-11, rank=5), Ended(code=3, rank=6)} <= set(said)
+    assert {Ended(code=-11, task=4), Ended(code=-11, task=5), Ended(code=3, task=6)} <= set(said)
     assert Ended(code=-9, rank=2, first=True) in said
     assert Ended(code=-9, pid=99) in said
     assert Restarted() in said
