@@ -108,11 +108,11 @@ def tables_in_logs(run: Run) -> Tables:
         "group",
         "seq",
         "step",
-        "kind",
+        "rank",
         "p2p",
         "receives",
         "peer",
-        rank=calls["rank"].cast("int32"),
+        kind=calls.kind.cast("int32"),
         backwards=calls.place - phase,
         phase=phase.cast("int8"),
         waited=calls.ending == WAITED,
@@ -165,6 +165,7 @@ def _ended(run: Run, *, timed: bool) -> ibis.Table:
         place=both.backwards * PLACES + phase,
         ending=ibis.cases((both.failed, FAILED), (both.clock != "poll", WAITED), else_=POLLED).cast("int8"),
     )
+    both = both.mutate(**{name: both[name].try_cast("int32") for name in ("rank", "signature", "step", "place")})
     calls = both.group_by("rank", "call").agg(
         **{name: both[name].max() for name in ("signature", "seq", "step", "place", "start_ns", "ending")},
         **{name: both[name].min() for name in ("end_ns", *times)},

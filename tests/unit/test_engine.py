@@ -1,6 +1,7 @@
 """The columns that records declare, as the engine reads them."""
 
 import gc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,38 @@ def test_several_kinds_are_one_table(tmp_path: Path) -> None:
         {FILE: 0, "call": 3, "seq": 2, "backwards": 0, "end_ns": None},
         {FILE: 0, "call": 3, "seq": None, "backwards": 0, "end_ns": 7},
     ]
+
+
+@pytest.mark.parametrize("kind", [events.Call, events.Pulse])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda line: line[: len(line) // 2] + b"\n",
+        lambda line: line[:-2] + line,
+        lambda line: line[:-2] + b"\n",
+        lambda line: line.replace(b":", b"\x00", 1),
+        lambda line: line.replace(b'"step"', b'"st\xffep"'),
+        lambda line: line.replace(b'"step"', b'"st\x01ep"'),
+        lambda line: line.replace(b'"kind"', b'"kind'),
+        lambda line: b"\x00" * 5000 + line,
+        lambda line: b"\n\n \n",
+        lambda line: b'"' + line,
+        lambda line: b"x" * (3 << 20) + b"\n",
+    ],
+    ids=["cut", "glued", "open", "zeroed", "no-unicode", "control", "unquoted", "hole", "empty", "quote", "long"],
+)
+def test_damaged_lines_are_no_rows_and_cost_no_others(
+    tmp_path: Path, kind: type[events.Event], damage: Callable[[bytes], bytes]
+) -> None:
+    samples: dict[Any, bytes] = {
+        events.Call: events.encode(events.Call(call=3, signature=1, seq=2, step=7, start_ns=5, chain=0)),
+        events.Pulse: events.encode(events.Pulse(time_ns=1, step=7)),
+    }
+    line = samples[kind]
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(line * 3 + damage(line) + line * 2 + line[:-1] + b"\r\n" + damage(line) + line[:-1])
+
+    assert [row["step"] for row in rows(Engine(), [log], kind)] == [7] * 7
 
 
 def test_steps_are_read_again_when_their_lines_were_let_go(tmp_path: Path) -> None:
