@@ -48,7 +48,7 @@ from distdiag.analyzers.slowness.telling import (
     confidence_of,
     everyone_waits,
     evidence_of,
-    more_samples,
+    more_work,
     names_of,
     of_moving,
     percent,
@@ -83,18 +83,14 @@ def analyze(run: Run) -> Iterator[Finding]:
     for laggards in alike(beside_changes(run, judge(run).late_by(COMPUTE))):
         laggard, (ranks, victims) = laggards[0], names_of(laggards)
         lose, seen = verb(ranks, "It loses", "They lose"), seen_of(run, laggard)
-        samples = more_samples(run, laggards)
+        more = more_work(run, laggards)
         yield Finding(
             code=CODE,
             name=NAME,
             severity=Severity.WARNING,
             summary=f"{_pace(run, laggard, ranks)}\n{lose} them {where(laggard, seen)}; "
             f"{waits(run, laggards)}, and {without(laggard, ranks)}."
-            + (
-                f" Rank {laggard.rank} gets {samples[0]:g} samples a step, the others {samples[1]:g}."
-                if samples
-                else ""
-            ),
+            + (f" Rank {laggard.rank} has {more[1]:g} {more[0]} in a step, the others {more[2]:g}." if more else ""),
             culprits=ranks,
             victims=victims,
             site=seen.site if seen is not None else None,
@@ -102,7 +98,7 @@ def analyze(run: Run) -> Iterator[Finding]:
             confidence=confidence_of(run, laggard),
             evidence=evidence_of(run, laggards),
             action=(
-                *((f"give {named(ranks)} batches as large as those of {named(victims)}",) if samples else ()),
+                *((f"give {named(ranks)} as many {more[0]} in a step as {named(victims)}",) if more else ()),
                 *_action(laggard, ranks, victims, seen.site if seen is not None else None),
             ),
             lost_share=share_of(laggard),

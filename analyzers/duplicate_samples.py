@@ -10,7 +10,9 @@ How it is found
     had until one of them had a sample again: from there on it draws with replacement, or goes through its data once
     more. Equal ids alone are no evidence: ranks may number shares of their own. Fewer than 10 batches, loaders that
     are not trained on, and peers of tensor, context or pipeline parallelism are left out. Of a data set that is
-    iterable the batches of a loader's workers are compared as well: each of them goes through it.
+    iterable the batches of a loader's workers are compared as well: each of them goes through it. Where nothing is
+    known of batches, ranks are mentioned whose losses are equal, bit for bit, in all of at least 10 steps, if they
+    change from step to step, and if no call before the backward may have averaged or gathered what they are made of.
 
 What to do
     Give the loader a ``DistributedSampler``, or give each rank a share of the data or a seed of its own. With
@@ -34,6 +36,7 @@ SAME_ORDER_SHARE = 0.9
 SHARED_SHARE = 0.1
 FEWEST_KEPT = 8
 """Of all ids, that both had: of samples drawn at random two ranks share a few before one of them has one again."""
+SAYING_NOTHING = ("broadcast", "barrier")
 FEWEST_SHARED = 32
 """Samplers repeat some samples so that all ranks have as many: fewer than there are ranks."""
 
@@ -48,6 +51,8 @@ def analyze(run: Run) -> Iterator[Finding]:
             yield _finding(run, found)
             return
     yield from _same_epochs(streams)
+    if not streams:
+        yield from _same_losses(run)
 
 
 def _overlaps(run: Run, streams: dict[int, list[Stream]]) -> Iterator[Overlap]:
@@ -198,4 +203,33 @@ def _same_epochs(streams: dict[int, list[Stream]]) -> Iterator[Finding]:
             step=int(stream.batches["step"].min()),
             cause="set-epoch",
             action=("call sampler.set_epoch(epoch) at the beginning of each epoch",),
+        )
+
+
+def _same_losses(run: Run) -> Iterator[Finding]:
+    """Mention ranks whose losses are always the same; a rehearsal on made-up batches may well be meant so."""
+    calls, numerics = run.calls, run.numerics
+    numerics = numerics[numerics["loss"].map(lambda loss: isinstance(loss, float)).astype("bool")]
+    before = (calls["forwards"] > 0) & (calls["phase"] != "backward") & (calls["backwards"] == 0)
+    if (before & ~calls["op"].isin(SAYING_NOTHING) & calls["module"].isna()).any():
+        return
+    losses = numerics.drop_duplicates(["rank", "step"]).pivot(index="step", columns="rank", values="loss")
+    same = []
+    for pair in strangers(run):
+        both = losses[list(pair)].dropna() if set(pair) <= set(losses) else losses.iloc[:0]
+        alike = len(both) >= FEWEST_BATCHES and (both[pair[0]] == both[pair[1]]).all()
+        if alike and 2 * both[pair[0]].nunique() > len(both):
+            same.append(pair)
+    ranks = tuple(sorted({rank for pair in same for rank in pair}))
+    if same:
+        yield Finding(
+            code=CODE,
+            name=NAME,
+            severity=Severity.INFO,
+            summary=f"the losses of {named(ranks)} are equal, bit for bit, in each of {len(losses)} steps: they train "
+            "on the same samples",
+            step=int(losses.index.min()),
+            cause="same-losses",
+            evidence=(f"first of them: {losses[ranks[0]].iloc[0]:g}, {losses[ranks[0]].iloc[1]:g}", data_in_words(run)),
+            action=("give each rank a share of its own, or a seed of its own where samples are drawn at random",),
         )

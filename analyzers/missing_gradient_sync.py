@@ -9,7 +9,7 @@ How it is found
     of the step carried as many bytes as the gradients have. Where replicas are equal afterwards nothing is reported,
     unless broadcasts alone made them so, as those of an optimizer whose ranks change a share each. Nor is it where
     ranks make some steps of their own and then average their parameters. Parameters that an optimizer trains beside
-    a wrapped model, or that the script leaves out when it averages most of the gradients by itself, and that were equal
+    a wrapped model, or that the script leaves out when it averages others' gradients by itself, and that were equal
     on all ranks until they went apart, are mentioned.
 
 What to do

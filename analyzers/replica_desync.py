@@ -16,25 +16,32 @@ How it is found
     or all as one flat tensor, and all ranks had equal gradients after that, bit for bit. Where the ends of calls are
     not known before the optimizer's step, as on most GPUs, nothing is told of them.
 
+    What the ranks whose replica is another did unlike all others since replicas were equal is said: checkpoints they
+    loaded, numbers of their optimizer as its learning rate, and backwards before an update, which tell one left out.
+
 What to do
     One parameter alone: suspect memory of that rank's device, or code that writes to it. All of them: look for what
     differs between ranks in the step: learning rate, loss scale, optimizer state loaded from a checkpoint, gradients
     changed after they were averaged, a random number where all should draw the same.
 """
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
+from pathlib import PurePath
 
 from distdiag.analyzers._wording import counted, named, verb
 from distdiag.analyzers.investigation.trust import data_in_words
 from distdiag.analyzers.training.checksums import Desync, desyncs, scale_splits
 from distdiag.analyzers.training.gradients import unsynchronised
+from distdiag.analyzers.training.numerics import numerics_of
+from distdiag.analyzers.training.peers import by_value
 from distdiag.findings import Confidence, Finding, Severity
-from distdiag.replicas import name_of
+from distdiag.replicas import minority, name_of
 from distdiag.run import Run
 
 CODE = "DD503"
 NAME = "replica-desync"
 ADDED_LATER = "added-later"
+LOADING = "checkpoint load"
 
 
 def analyze(run: Run) -> Iterator[Finding]:
@@ -53,18 +60,19 @@ def _is_explained(run: Run, desync: Desync) -> bool:
 
 
 def _finding(run: Run, desync: Desync) -> Finding:
+    unlike = _unlike(run, desync)
     return Finding(
         code=CODE,
         name=NAME,
         severity=Severity.ERROR,
-        summary=f"{_who(desync)} from step {desync.step} on\n{_since(desync)}",
+        summary=f"{_who(desync)} from step {desync.step} on\n{_since(desync)}{_said(unlike)}",
         culprits=desync.found.odd,
         group=desync.group.group,
         step=desync.step,
         cause=ADDED_LATER if _were_added_later(desync) else None,
         confidence=Confidence.HIGH if desync.found.odd else Confidence.MEDIUM,
-        evidence=(*_evidence(desync), data_in_words(run)),
-        action=_action(desync),
+        evidence=(*_evidence(desync), *unlike[1:], data_in_words(run)),
+        action=_action(desync, unlike),
     )
 
 
@@ -102,6 +110,47 @@ def _were_added_later(desync: Desync) -> bool:
     return not desync.group.by_hand and 0 < known < found.parameters and min(found.differing, default=0) >= known
 
 
+def _unlike(run: Run, desync: Desync) -> tuple[str, ...]:
+    """Return what those whose replica is another did in another way than the rest, up to that step, in words."""
+    members, odd = set(desync.group.members), desync.found.odd
+    found: dict[str, str] = {}
+    for what, when, of_ranks in _beforehand(run, desync):
+        values = {rank: value for rank, value in of_ranks.items() if rank in members}
+        groups = by_value(values)
+        if set(values) == members and len(groups) == 2 and minority(values) == odd:
+            groups.sort(key=lambda group: group[1] != odd)
+            said = ", ".join(f"{_short(value)} on {named(ranks)}" for value, ranks in groups)
+            found.setdefault(what, f"{what}{when} ({said})")
+    return tuple(found.values())
+
+
+def _beforehand(run: Run, desync: Desync) -> Iterator[tuple[str, str, dict[int, Hashable]]]:
+    """Yield what is known of all ranks' doing since replicas were equal: what, when, and its value on each rank."""
+    span = (-1 if desync.equal_step is None else desync.equal_step), desync.step
+    numerics, loads = numerics_of(run), run.phases[run.phases["phase"] == LOADING]
+    loads = loads[(loads["edge"] == "begin") & loads["directory"].notna() & loads["step"].between(*span)]
+    files = loads["directory"].map(lambda path: PurePath(path).name).groupby(loads["rank"])
+    loaded: dict[int, Hashable] = {int(str(rank)): ", ".join(sorted(set(names))) for rank, names in files}
+    yield "loaded from a checkpoint", "", {rank: loaded.get(rank, "nothing") for rank in desync.group.members}
+    told = numerics["optimizer"].map(bool).astype("bool") & numerics["step"].between(*span)
+    for step, rows in numerics[told].groupby("step"):
+        numbers = dict(zip(rows["rank"].tolist(), rows["optimizer"].tolist(), strict=True))
+        for name in sorted(set().union(*numbers.values())):
+            yield f"the optimizer's {name}", f" in step {step}", {r: each.get(name) for r, each in numbers.items()}
+    made = run.steps[run.steps["step"].between(*span) & run.steps["backwards"].notna()]
+    for step, rows in made.groupby("step"):
+        passes = zip(rows["rank"].tolist(), rows["backwards"].astype(int).tolist(), strict=True)
+        yield "backwards before the update", f" of step {step}", dict(passes)
+
+
+def _short(value: Hashable) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _said(unlike: Sequence[str]) -> str:
+    return f" What was not alike before: {unlike[0]}." if unlike else ""
+
+
 def _evidence(desync: Desync) -> tuple[str, ...]:
     sums = ", ".join(f"rank {rank} {value:08x}" for rank, value in sorted(desync.found.checksums.items())[:8])
     parts = [f"checksums before the update of step {desync.step}: {sums}"]
@@ -110,12 +159,14 @@ def _evidence(desync: Desync) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def _action(desync: Desync) -> tuple[str, ...]:
+def _action(desync: Desync, unlike: Sequence[str]) -> tuple[str, ...]:
     who = named(desync.found.odd) if desync.found.odd else "each rank"
     between = (
         f"between steps {desync.equal_step} and {desync.step}" if desync.equal_step is not None else "at the start"
     )
-    if _were_added_later(desync):
+    if unlike:
+        first = f"find out why they are not alike: {unlike[0]}"
+    elif _were_added_later(desync):
         first = "wrap the model in DDP after all its parameters are there, or wrap it anew when it gets more"
     elif desync.equal_step is None and not desync.found.odd and (desync.group.by_hand or desync.group.hybrid):
         first = "broadcast the weights of one rank to all before the first step: nothing else makes them equal"
@@ -125,8 +176,8 @@ def _action(desync: Desync) -> tuple[str, ...]:
         )
     elif desync.equal_step is None and desync.step == 0:
         first = (
-            f"find out how {who} came by its weights: a wrapper makes them equal when it is made, so that a "
-            "checkpoint was loaded or layers were made anew after that"
+            f"find out how {who} came by its weights: a wrapper makes them equal when it is made (but with "
+            "init_sync=False), so that a checkpoint was loaded or layers were made anew after that"
         )
     else:
         first = f"compare what {who} did {between} with the others: learning rate, scale, clipping, optimizer state"

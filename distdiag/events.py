@@ -399,6 +399,8 @@ class Numerics(Event, kw_only=True, tag="numerics"):
     """Why an optimizer's step used gradients of this rank alone: ``no_sync`` or ``bypassed``."""
     rng: dict[str, int] = {}
     """Seeds and 32-bit digests of the states of random number generators: ``torch.seed``, ``torch`` …"""
+    optimizer: dict[str, float] = {}
+    """Numbers of the optimizer's first group of parameters, ``lr`` …, and for how many parameters it holds a state."""
 
 
 class Wrapper(Event, kw_only=True, tag="wrapper"):

@@ -1,7 +1,7 @@
 """Replicas whose gradients a script averages by itself: known by what it reduced before the optimizer's step.
 
 Where the members of one group reduced each gradient of an optimizer exactly once, or all of them as one flat tensor,
-they add the same gradients to parameters that have to be equal. Where they reduced most of them so and left some out,
+they add the same gradients to parameters that have to be equal. Where they reduced some of them so and left others out,
 these are as parameters beside a wrapper: each rank may be meant to have its own. Where a gradient was reduced elsewhere
 or twice (shards, experts, an optimizer for a part of the model), nothing is known and nothing told.
 """
@@ -50,7 +50,7 @@ class Optimizers:
     numbers: "weakref.WeakKeyDictionary[Any, int]" = field(default_factory=weakref.WeakKeyDictionary)
 
     def averaged_by_hand(self, optimizer: Any) -> ByHand | None:
-        """Return what an optimizer is about to change, if one group reduced its gradients, or most, in this step."""
+        """Return what an optimizer is about to change, if one group reduced its gradients, or some, in this step."""
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         number = self.numbers.setdefault(optimizer, FIRST_NUMBER + len(self.numbers))
         if len(parameters) < LEAST_PARAMETERS or any(not _is_plain(p) or p.grad is None for p in parameters):
@@ -58,7 +58,7 @@ class Optimizers:
         wanted = Counter(_kind(p.grad) for p in parameters)
         reduced = _reduced(self.recorder.counted)
         whole = [name for name, kinds in reduced.items() if _covers(kinds, wanted)]
-        names = whole or [name for name, kinds in reduced.items() if _covers_most(kinds, wanted)]
+        names = whole or [name for name, kinds in reduced.items() if _covers_some(kinds, wanted)]
         group = next((each for each in list(self.recorder.groups.values()) if [each.event.group] == names), None)
         if group is None:
             return None
@@ -110,12 +110,11 @@ def _covers(reduced: Counter[Kind], wanted: Counter[Kind]) -> bool:
     return len(dtypes) == 1 and reduced[(whole,), next(iter(dtypes))] == 1
 
 
-def _covers_most(reduced: Counter[Kind], wanted: Counter[Kind]) -> bool:
-    """Return whether most numbers were reduced, and none twice; which of several of one kind, nobody knows."""
+def _covers_some(reduced: Counter[Kind], wanted: Counter[Kind]) -> bool:
+    """Return whether some were reduced, and none twice; which of several of one kind, nobody knows."""
     if any(reduced[kind] > count for kind, count in wanted.items()):
         return False
-    covered, whole = (sum(math.prod(kind[0]) * of[kind] for kind in wanted) for of in (reduced, wanted))
-    return 2 * covered >= whole
+    return sum(reduced[kind] for kind in wanted if math.prod(kind[0]) > 1) >= LEAST_PARAMETERS
 
 
 def wrapper_of(known: ByHand, *, time_ns: int, step: int, names: list[str]) -> events.Wrapper:

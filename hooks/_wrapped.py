@@ -25,7 +25,7 @@ class Replica:
         self.forced = 0
         self.force_next = False
         self.collectives = -1
-        """Collectives on groups with all its ranks, by the last optimizer's step; none counted yet."""
+        """Collectives on groups with all its ranks, by the last optimizer's step, or when it was made."""
         self.identities = {id(parameter) for parameter in wrapper.parameters()}
         self.handles: list[Any] = []
         self._groups: list[GroupState] = []

@@ -24,6 +24,7 @@ FIRST_STEPS = 4
 """Steps that are always checked: most replicas that go apart do so at once. Then every power of two, until the regular
 checks begin: what goes wrong early is not found late."""
 SHARED_BY = {"fully_shard": "shard", events.HYBRID: "replicate"}
+STATES = "parameters with a state"
 FORCED = 4
 """Checks beside the regular ones, in steps after one whose gradients stayed apart."""
 LARGEST_SENTINEL = 1 << 14
@@ -103,6 +104,7 @@ class Replicas:
             parameters=names[:: block_size(len(names))],
             size_bytes=sum(p.numel() * p.element_size() for p in wrapper.parameters() if p.requires_grad),
         )
+        replica.collectives = replica.collectives_among(self.recorder.groups)
         self.recorder.numerics.modules.know(wrapper.module)
         replica.handles = self._sentinels(wrapper)
         return replica
@@ -115,6 +117,7 @@ class Replicas:
         groups = {name: getattr(mesh, f"{kind}_process_group", None) for name, kind in SHARED_BY.items()}
         if mesh is None:
             groups = {type(wrapper).__name__: getattr(wrapper, "process_group", None)}
+            groups[events.HYBRID] = getattr(wrapper, "_inter_node_pg", None)
         for name, group in groups.items():
             if group is None:
                 continue
@@ -167,7 +170,7 @@ class Replicas:
         self._checks.collect()
         if recorder.step != self._rng_step and self._is_due(recorder.step):
             self._rng_step = recorder.step
-            recorder.numerics.note(rng=rng_digests())
+            recorder.numerics.note(rng=rng_digests(), optimizer=_numbers_of(optimizer))
             self._check_shards()
         replicas = list(self._known.values())
         if self._is_due(recorder.step):
@@ -224,9 +227,8 @@ class Replicas:
     def _check_shards(self) -> None:
         """Check the shards that other ranks hold as well: nothing but equal beginnings keeps them equal."""
         for number, units in self._hybrid.items():
-            held: list[Any] = [unit for unit in (each() for each in units) if getattr(unit, "all_reduce_grads", False)]
-            shards = [getattr(each, "_sharded_param_data", None) for unit in held for each in unit.fsdp_params]
-            self._checks.begin(number, checked(enumerate(each for each in shards if each is not None), ()))
+            held = [shard for unit in (each() for each in units) if unit is not None for shard in _shards_of(unit)]
+            self._checks.begin(number, checked(enumerate(held), ()))
 
     def _tell_once(self, known: ByHand) -> None:
         key = known.number, known.group.event.group
@@ -235,6 +237,21 @@ class Replicas:
             names = known.names()[:: block_size(len(known.parameters))]
             step, now = self.recorder.step, time.monotonic_ns()
             self.recorder.write(wrapper_of(known, time_ns=now, step=step, names=names))
+
+
+def _numbers_of(optimizer: Any) -> dict[str, float]:
+    """Return what of an optimizer has to be the same on all ranks, as far as no device has to be asked."""
+    numbers = {name: float(value) for name, value in optimizer.param_groups[0].items() if type(value) in (int, float)}
+    return {**numbers, STATES: float(len(optimizer.state))}
+
+
+def _shards_of(unit: Any) -> list[Any]:
+    """Return the shards of an FSDP unit, either version's, whose gradients it averages with those who hold the same."""
+    if not getattr(unit, "all_reduce_grads", getattr(unit, "_sync_gradients", False)):
+        return []
+    shards = [getattr(each, "_sharded_param_data", None) for each in getattr(unit, "fsdp_params", ())]
+    flat = getattr(getattr(unit, "_handle", None), "flat_param", None)
+    return [each for each in (*shards, getattr(flat, "_local_shard", None)) if each is not None]
 
 
 class _Made:

@@ -25,8 +25,8 @@ ALIKE = 1.5
 """Laggards that are late in one part of the step, none so many times as long as another, are late for one reason."""
 SURE = 0.9
 """Share of steps in which a rank is late, above which chance is out of the question."""
-MORE_SAMPLES = 1.25
-"""Times the samples of others, for a rank to have more to do than they."""
+MORE_WORK = 1.25
+"""Times the samples or backwards of others, for a rank to have more to do than they."""
 MOST_TOLD = 4
 """Of many laggards, as evidence."""
 BUSY = 0.5
@@ -200,16 +200,17 @@ def waits(run: Run, laggards: Sequence[Laggard]) -> str:
     return f"{named(victims)} {verb(victims, 'waits', 'wait')} for {them}{place}"
 
 
-def more_samples(run: Run, laggards: Sequence[Laggard]) -> tuple[float, float] | None:
-    """Return how many samples the latest of laggards gets in a step, and how many are usual, if that is more."""
+def more_work(run: Run, laggards: Sequence[Laggard]) -> tuple[str, float, float] | None:
+    """Return of what the latest of laggards has more in a step, ``samples`` or ``backwards``: its number, the usual."""
     ended = run.batches[(run.batches["edge"] == "end") & run.batches["samples"].notna()]
-    of_step = ended.groupby(["rank", "step"])["samples"].sum().astype("float64")
-    usual = of_step.groupby("rank").median()
+    samples = ended.groupby(["rank", "step"])["samples"].sum().astype("float64").groupby("rank").median()
+    backwards = run.steps[run.steps["backwards"].notna()].groupby("rank")["backwards"].median().astype("float64")
     _, victims = names_of(laggards)
-    own, others = usual.get(laggards[0].rank), usual[usual.index.isin(victims)]
-    if own is None or others.empty or float(own) < MORE_SAMPLES * float(others.median()):
-        return None
-    return float(own), float(others.median())
+    for what, usual in (("backwards", backwards), ("samples", samples)):
+        own, others = usual.get(laggards[0].rank), usual[usual.index.isin(victims)]
+        if own is not None and len(others) and float(own) >= MORE_WORK * max(1.0, float(others.median())):
+            return what, float(own), float(others.median())
+    return None
 
 
 def evidence_of(run: Run, laggards: Sequence[Laggard]) -> tuple[str, ...]:

@@ -123,7 +123,7 @@ def scale_splits(run: Run) -> list[ScaleSplit]:
     numerics = numerics_of(run)
     rows = numerics[numerics["loss_scale"].notna()].drop_duplicates(["rank", "step"])
     found: dict[tuple[int, ...], ScaleSplit] = {}
-    for group in data_parallel(run):
+    for group in (*data_parallel(run), *by_hand(run)):
         mine = rows[rows["rank"].isin(group.members)]
         per_step = mine.groupby("step").agg(ranks=("rank", "nunique"), values=("loss_scale", "nunique"))
         compared = per_step[per_step["ranks"] > 1]

@@ -14,7 +14,7 @@ from distdiag import events
 from distdiag.run import Run
 from distdiag.run.frames import Ranked, frame_of
 
-TELLING = (b'"nonfinite"', b'"checksum"', b'"unsynchronised"', b'"loss_scale"')
+TELLING = (b'"nonfinite"', b'"checksum"', b'"unsynchronised"', b'"loss_scale"', b'"optimizer"')
 """Fields of the records that are wanted of old steps; losses are not."""
 _known: weakref.WeakKeyDictionary[Run, pd.DataFrame] = weakref.WeakKeyDictionary()
 WORDS = ("nan", "inf", "infinity")

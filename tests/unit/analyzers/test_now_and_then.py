@@ -122,8 +122,19 @@ def test_a_straggler_that_gets_more_samples_is_told_so(tmp_path: Path, samples: 
 
     finding = next(each for each in told(logs, tmp_path).findings if each.name == "compute-straggler")
 
-    assert ("Rank 2 gets 8 samples a step, the others 4." in finding.summary) == (samples == 8)
-    assert (finding.action[0] == "give rank 2 batches as large as those of ranks 0-1,3") == (samples == 8)
+    assert ("Rank 2 has 8 samples in a step, the others 4." in finding.summary) == (samples == 8)
+    assert (finding.action[0] == "give rank 2 as many samples in a step as ranks 0-1,3") == (samples == 8)
+
+
+def test_a_straggler_that_makes_more_micro_steps_is_told_so(tmp_path: Path) -> None:
+    logs = trained(one(2, "forward", 0.03))
+    for step in (each for each in logs[2].records if isinstance(each, events.Step)):
+        step.backwards = 4
+
+    finding = the_finding(logs, tmp_path)
+
+    assert "Rank 2 has 4 backwards in a step, the others 1." in finding.summary
+    assert finding.action[0] == "give rank 2 as many backwards in a step as ranks 0-1,3"
 
 
 def test_ranks_that_are_late_in_the_same_steps_are_one_finding(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 import distdiag
@@ -205,6 +207,40 @@ def test_model_called_without_its_wrapper_leaves_gradients_apart(recorded: Recor
     assert apart(recorded) == [(1, "bypassed")]
 
 
+def test_model_called_without_its_wrapper_in_the_first_step_leaves_gradients_apart(recorded: Recording) -> None:
+    job = Job()
+    job.accumulate(job.model.module)
+    job.step()
+
+    assert apart(recorded) == [(0, "bypassed")]
+
+
+def test_numbers_of_the_optimizer_are_told_with_the_checks(recorded: Recording) -> None:
+    job = Job()
+    job.optimizer.param_groups[0]["momentum"] = 0.5
+    job.train(2)
+
+    first, second = (each.optimizer for each in recorded.log.of(events.Numerics) if each.optimizer)
+    assert (first["lr"], first["momentum"], first["parameters with a state"]) == (0.1, 0.5, 0)
+    assert second["parameters with a state"] == 4
+
+
+def test_shards_of_flat_parameters_that_other_ranks_hold_too_are_checked(recorded: Recording) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model: Any = FullyShardedDataParallel(
+        nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)),
+        device_mesh=mesh,
+        sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+        device_id=torch.device("cpu"),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+
+    (replicated,) = [each for each in recorded.log.of(events.Wrapper) if each.name == events.HYBRID]
+    assert [each.wrapper for each in of_replicas(recorded) if each.checksum is not None] == [replicated.wrapper]
+
+
 def test_gradients_averaged_by_hand_are_in_order(recorded: Recording) -> None:
     job = Job()
     job.train(1)
@@ -217,7 +253,7 @@ def test_gradients_averaged_by_hand_are_in_order(recorded: Recording) -> None:
 
 
 @pytest.mark.parametrize(("least", "names"), [(1, [events.BY_HAND]), (2, [events.BESIDE]), (3, [])])
-def test_parameters_that_a_script_leaves_out_are_checked_where_it_averages_most(
+def test_parameters_that_a_script_leaves_out_are_checked_where_it_averages_others(
     recorded: Recording, least: int, names: list[str]
 ) -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
@@ -232,6 +268,21 @@ def test_parameters_that_a_script_leaves_out_are_checked_where_it_averages_most(
     assert [each.name for each in wrappers] == names
     assert [len(each.parameters) for each in wrappers] == [4] * len(names)
     assert [each.gradients is not None for each in of_replicas(recorded)] == [name == events.BY_HAND for name in names]
+
+
+@pytest.mark.parametrize(("averaged_layer", "names"), [(0, [events.BESIDE]), (2, [])])
+def test_few_that_are_averaged_tell_of_the_others_but_single_numbers_do_not(
+    recorded: Recording, averaged_layer: int, names: list[str]
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 40), nn.Linear(40, 1), nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(2, 4)).sum().backward()
+    dist.all_reduce(torch.ones(1))  # a loss, for a log
+    for parameter in model[averaged_layer].parameters():
+        dist.all_reduce(parameter.grad)
+    optimizer.step()
+
+    assert [each.name for each in recorded.log.of(events.Wrapper)] == names
 
 
 # ---- local gradients ------------------------------------------------------------------------------------------------
