@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import re
 import shutil
@@ -32,6 +33,8 @@ else:
 __all__ = ["BULK", "FILE", "LINES_AT_ONCE", "Engine", "readable"]
 
 LINES_AT_ONCE = 10_000
+COMPILED_KEPT = 256
+"""Queries: compiling one takes longer than running it on a small run, and each run asks for about ten."""
 
 _IN_MEMORY = {
     "int64": "int64",
@@ -68,19 +71,20 @@ class Engine:
         self._names = itertools.count()
         self._spooled: Path | None = None
         self._database: Any = None
+        self._views: dict[str, str] = {}
         self._few: dict[tuple[Path, ...], str] = {}
         self._let_go: set[tuple[Path, ...]] = set()
         self._starting = threading.Lock()
 
     @property
-    def _ibis(self) -> Any:
+    def _connection(self) -> Any:
         with self._starting:  # a log is read by two threads
             if self._database is None:
-                self._database = ibis.duckdb.connect(temp_directory=str(self._folder()))
+                self._database = duckdb.connect(config={"temp_directory": str(self._folder())})
                 # It would be drawn into the report.
-                self._database.raw_sql("SET enable_progress_bar = false")
-                granted = self._database.raw_sql("SELECT current_setting('memory_limit')").fetchone()[0]
-                self._database.raw_sql(f"SET memory_limit = '{memory_limit_bytes(granted)}B'")
+                self._database.execute("SET enable_progress_bar = false")
+                granted = self._database.execute("SELECT current_setting('memory_limit')").fetchone()[0]
+                self._database.execute(f"SET memory_limit = '{memory_limit_bytes(granted)}B'")
             return self._database
 
     def spool(self, name: str, data: bytes) -> Path:
@@ -102,15 +106,37 @@ class Engine:
         Fields that a log leaves out hold their default, or NULL where that is None. ``only`` these fields are read.
         Several kinds are read in one pass over the files.
         """
+        return self._view(self._query(files, kind, only), sql.schema_of(kind, only))
+
+    def rows(self, files: Sequence[Path], kind: type[events.Event]) -> Any:
+        """Return the records of one kind as an Arrow table.
+
+        To run the query as it is takes no library of expressions, whose import is a third of the time of a small run.
+        """
+        with readable():
+            return self._connection.sql(self._query(files, kind)).to_arrow_table()
+
+    def _view(self, query: str, schema: Any) -> ibis.Table:
+        """Return what a query gives, as a lazy table.
+
+        Expressions know tables by their names alone, so that equal ones are compiled once for all engines.
+        """
+        name = self._views.get(query)
+        if name is None:
+            name = self._views[query] = f"records_{next(self._names)}"
+            with readable():
+                self._connection.execute(f"CREATE TEMP VIEW {name} AS {query}")
+        return ibis.table(schema, name=name)
+
+    def _query(self, files: Sequence[Path], kind: Kinds, only: Collection[str] | None = None) -> str:
         # Telling lines apart as text first and giving only those of the kind their columns is twice as fast as
         # ``read_json``, which gives all lines columns. Without ``unnest`` the database would parse each line once more
         # to see whether it is damaged.
-        query = (
+        return (
             f"SELECT {FILE}, {sql.selected(kind, only)} FROM (SELECT CAST(file_index AS BIGINT) AS {FILE}, "
             f"unnest([TRY(from_json(json, {sql.declared(kind, only)}))]) AS record "
             f"FROM {self._lines_with(files, kind)} WHERE {sql.is_of_kind(kind)}) WHERE record IS NOT NULL"
         )
-        return self._ibis.sql(query, schema=sql.schema_of(kind, only))
 
     def _lines_with(self, files: Sequence[Path], kind: Kinds) -> str:
         """Return what to select lines from: the files or, where kinds are few, a copy of all lines of such kinds.
@@ -131,29 +157,28 @@ class Engine:
 
     def _keep(self, name: str, lines: str) -> None:
         with readable():
-            self._ibis.raw_sql(f"CREATE TEMP TABLE {name} AS SELECT file_index, json FROM {lines}")
+            self._connection.execute(f"CREATE TEMP TABLE {name} AS SELECT file_index, json FROM {lines}")
 
     def let_go(self, files: Sequence[Path]) -> None:
         """Drop the copy of the lines of steps, from which no table is made any more; others read the files again."""
         known = self._few.get(tuple(files))
         if known is not None and tuple(files) not in self._let_go:
             self._let_go.add(tuple(files))
-            self._ibis.raw_sql(f"DROP TABLE {known}_all")
+            self._connection.execute(f"DROP TABLE {known}_all")
 
     def memory(self, frame: pd.DataFrame) -> ibis.Table:
         """Return a frame of numbers, truth values and texts as a table."""
         schema = ibis.schema({name: _IN_MEMORY[str(dtype)] for name, dtype in frame.dtypes.items()})
         name = f"memory_{next(self._names)}"
-        # Ibis's own tables of memory are unknown to the statements that keep results.
-        self._ibis.con.register(name, _arrow(frame, schema))
-        return self._ibis.sql(f"SELECT * FROM {name}", schema=schema)
+        self._connection.register(name, _arrow(frame, schema))
+        return ibis.table(schema, name=name)
 
     def materialised(self, table: ibis.Table) -> ibis.Table:
         """Return the rows of a table of logs, computed once and kept for expressions that read them several times."""
         name = f"kept_{next(self._names)}"
         with readable():
-            self._ibis.raw_sql(f"CREATE TEMP TABLE {name} AS {ibis.to_sql(table, dialect='duckdb')}")
-        return self._ibis.sql(f"SELECT * FROM {name}", schema=table.schema())
+            self._connection.execute(f"CREATE TEMP TABLE {name} AS {_compiled(table.op())}")
+        return ibis.table(table.schema(), name=name)
 
     def parsed(self, text: ibis.Value, type_: str) -> ibis.Value:
         """Return a column of JSON text as values of an Ibis type."""
@@ -176,13 +201,13 @@ class Engine:
         )
         with readable():
             # A connection of its own: other queries run while these lines are decoded.
-            for batch in self._ibis.con.cursor().sql(query).to_arrow_reader(LINES_AT_ONCE):
+            for batch in self._connection.cursor().sql(query).to_arrow_reader(LINES_AT_ONCE):
                 yield from zip(batch[FILE].to_pylist(), batch["line"].to_pylist(), strict=True)
 
     def arrow(self, table: ibis.Table) -> Any:
         """Run an expression and return its rows as an Arrow table."""
         with readable():
-            return table.to_pyarrow()
+            return self._connection.sql(_compiled(table.op())).to_arrow_table().cast(table.schema().to_pyarrow())
 
     def frame(self, table: ibis.Table) -> pd.DataFrame:
         """Run an expression and return its rows as a frame."""
@@ -199,6 +224,12 @@ def united(engine: Engine, files: Sequence[Path], kinds: Kinds, only: Collection
         for part in parts
     ]
     return ibis.union(*(part.select(**values) for part, values in zip(parts, columns, strict=True)))
+
+
+@functools.lru_cache(COMPILED_KEPT)
+def _compiled(expression: Any) -> str:
+    """Return the query that the operation of an expression stands for."""
+    return str(ibis.to_sql(expression.to_expr(), dialect="duckdb", pretty=False))
 
 
 def _arrow(frame: pd.DataFrame, schema: Any) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -139,7 +139,11 @@ class PackEngine(Engine):
         else:
             nulls = ", ".join(f"NULL AS {sql.named(column)}" for column in schema.names)
             query = f"SELECT {nulls} WHERE false"
-        return self._ibis.sql(query, schema=schema).cast(schema)
+        return self._view(query, schema).cast(schema)
+
+    def rows(self, files: Sequence[Path], kind: type[events.Event]) -> Any:
+        """Return the records of one kind as an Arrow table."""
+        return self.arrow(self.read(files, kind))
 
     def other_lines(self, files: Sequence[Path]) -> Iterator[tuple[int, bytes | None]]:
         """Yield file and text of every line that is not of a bulk kind, None for a line that is no JSON."""
@@ -178,5 +182,5 @@ class PackEngine(Engine):
         ]
         query = f"SELECT place, encode(record) AS line FROM ({' UNION ALL '.join(parts)}) ORDER BY place, row"
         with readable():
-            for batch in self._ibis.con.cursor().sql(query).to_arrow_reader(LINES_AT_ONCE):
+            for batch in self._connection.cursor().sql(query).to_arrow_reader(LINES_AT_ONCE):
                 yield from zip(batch["place"].to_pylist(), batch["line"].to_pylist(), strict=True)

@@ -42,7 +42,7 @@ def read_bulk(engine: Engine, parts: Sequence[Part]) -> tuple[dict[type[events.E
 
 
 def _rows(engine: Engine, kind: type[events.Event], parts: Sequence[Part], damaged: Counter[str]) -> Rows:
-    arrow = engine.arrow(engine.read([part.path for part in parts], kind))
+    arrow = engine.rows([part.path for part in parts], kind)
     broken = np.zeros(arrow.num_rows, dtype=bool)
     for name in _NEEDED[kind]:
         if arrow[name].null_count:

@@ -169,7 +169,7 @@ def test_slow_queries_draw_nothing_and_leave_nothing_in_the_working_directory(tm
 
     engine.arrow(engine.read([written(tmp_path, events.Pulse(time_ns=1, step=2))], events.Pulse))
 
-    assert len(engine._ibis.raw_sql(settings).fetchall()) == 2
+    assert len(engine._connection.execute(settings).fetchall()) == 2
 
 
 @pytest.mark.parametrize(
