@@ -19,6 +19,15 @@ from distdiag.run import Run
 MORE = (2, 4, 8, 16)
 """Times the micro-batches there are, for which the bubble is foretold."""
 DIGITS = 4
+NOTABLY_SLOWER = 1.1
+ENOUGH_TO_COMPARE_STEPS = 8
+"""Beside the warm-up: of fewer steps one hiccup makes a rank look slow."""
+LEAST_DIFFERENCE_SECONDS = 0.005
+"""Ranks that share cores differ by less than this without a reason."""
+NO_TOKENS = "tokens were not recorded: say distdiag.step(tokens=...), padding left out"
+SECOND_NS = 1e9
+SHARES = ("compute", "communication", "data", "wait")
+"""They add up to one: communication is what calls take when nobody is late, wait what they take longer."""
 
 
 def pipeline_in(run: Run, measured: Measured) -> tuple[dict[str, Any] | None, str | None]:
@@ -87,17 +96,6 @@ def _foretold(pipeline: Pipeline) -> list[dict[str, Any]]:
         }
         for times in MORE
     ]
-
-
-NOTABLY_SLOWER = 1.1
-ENOUGH_TO_COMPARE_STEPS = 8
-"""Beside the warm-up: of fewer steps one hiccup makes a rank look slow."""
-LEAST_DIFFERENCE_SECONDS = 0.005
-"""Ranks that share cores differ by less than this without a reason."""
-NO_TOKENS = "tokens were not recorded: say distdiag.step(tokens=...), padding left out"
-SECOND_NS = 1e9
-SHARES = ("compute", "communication", "data", "wait")
-"""They add up to one: communication is what calls take when nobody is late, wait what they take longer."""
 
 
 def performance(run: Run, *, whole: bool = False) -> dict[str, Any]:

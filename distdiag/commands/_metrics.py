@@ -12,11 +12,11 @@ from distdiag.reporters.metrics import CONTENT_TYPE, Metric, metrics, render
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader
 
-
 SCOPE = "distdiag"
 PATH = "/v1/metrics"
 """Where a collector takes metrics over HTTP, unless an address says otherwise."""
 EVERY_MILLISECONDS = 10_000
+LOOPBACK = "127.0.0.1"
 
 
 class OpenTelemetry:
@@ -73,9 +73,6 @@ class OpenTelemetry:
         from opentelemetry.metrics import Observation
 
         return lambda options: [Observation(each.value, each.labels) for each in self._newest[name].samples]
-
-
-LOOPBACK = "127.0.0.1"
 
 
 class Metrics:

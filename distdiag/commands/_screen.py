@@ -24,6 +24,9 @@ from distdiag.reporters.live import SORTS, Choice, is_folded, shown_ranks
 ESCAPE, ENTER, BACKSPACE = "\x1b", ("\r", "\n"), ("\x7f", "\b")
 UP, DOWN = ("\x1b[A", "\x1bOA", "k"), ("\x1b[B", "\x1bOB", "j")
 QUIT = ("q", "\x03", "\x04")
+ENDED_BY = (signal.SIGTERM, signal.SIGHUP)
+READ_BYTES = 1024
+_KEY = re.compile(r"\x1b(?:\[[0-9;]*[A-Za-z~]|O[A-Z])|.", re.DOTALL)
 
 
 def after(choice: Choice, key: str, snapshot: Snapshot) -> Choice | None:
@@ -73,11 +76,6 @@ def _typed(choice: Choice, key: str) -> Choice:
     if key.isprintable():
         return dataclasses.replace(choice, filter=choice.filter + key, selected=0)
     return choice
-
-
-ENDED_BY = (signal.SIGTERM, signal.SIGHUP)
-READ_BYTES = 1024
-_KEY = re.compile(r"\x1b(?:\[[0-9;]*[A-Za-z~]|O[A-Z])|.", re.DOTALL)
 
 
 class Screen:

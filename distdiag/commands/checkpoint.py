@@ -25,6 +25,13 @@ from distdiag.reporters._lines import size_of, write_lines
 
 POLL_SECONDS = 0.05
 LAST_LINES = 3
+SCHEMA = "distdiag.verification/1"
+DRILL_SCHEMA = "distdiag.drill/1"
+DEFAULT_WORLDS = (1, 2, 3)
+MOST_RANKS = 64
+"""A drill runs on one host; more processes than this would say no more."""
+_directory = click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
+_form = click.option("--format", "form", type=click.Choice(("text", "json")), default="text", show_default=True)
 
 
 def drill(directory: Path, worlds: Sequence[int], found: Verification, *, timeout_seconds: float) -> tuple[Trial, ...]:
@@ -106,16 +113,6 @@ def _error(folder: Path, processes: "Sequence[subprocess.Popen[bytes]]", timeout
     if code == -signal.SIGKILL and not said:
         return f"it was not done after {timeout_seconds:g} s, or a rank was killed for memory"
     return f"rank {failed[0]} failed: {said or f'exit code {code}'}"
-
-
-SCHEMA = "distdiag.verification/1"
-DRILL_SCHEMA = "distdiag.drill/1"
-DEFAULT_WORLDS = (1, 2, 3)
-MOST_RANKS = 64
-"""A drill runs on one host; more processes than this would say no more."""
-
-_directory = click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
-_form = click.option("--format", "form", type=click.Choice(("text", "json")), default="text", show_default=True)
 
 
 @click.group("checkpoint", short_help="Say whether a checkpoint is whole, and whether it loads.")

@@ -23,6 +23,7 @@ RUNS_OUT_SECONDS = 900.0
 MOST_SUMS = 8
 STEADY = 0.7
 """Growth that slows down by more than that in the second half will end by itself."""
+CLEAR_TREND_SECONDS = 30.0
 
 
 def divergences(job: Job) -> Iterator[Condition]:
@@ -106,9 +107,6 @@ def memory_trends(job: Job) -> Iterator[Condition]:
             confirm_seconds=2.0,
             clear_seconds=CLEAR_TREND_SECONDS,
         )
-
-
-CLEAR_TREND_SECONDS = 30.0
 
 
 def _runs_out_in(samples: Sequence[MemorySample]) -> float | None:

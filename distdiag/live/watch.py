@@ -20,6 +20,9 @@ LEAST_SECONDS = 3.0
 LEAST_TOLD = 3
 """Of fewer ranks none is the odd one."""
 MOST_SIDES = 4
+SLOW_SIGNS_SECONDS = 3.0
+"""What needs a window of time is looked for less often."""
+RECENT_ALARMS = 20
 
 
 def unmet(job: Job) -> Iterator[Condition]:
@@ -72,11 +75,6 @@ def _world(state: RankState) -> str:
 def _number(state: RankState) -> str:
     number = None if state.joining is None else state.joining.as_rank
     return f"joined as rank {state.rank if number is None else number}"
-
-
-SLOW_SIGNS_SECONDS = 3.0
-"""What needs a window of time is looked for less often."""
-RECENT_ALARMS = 20
 
 
 class Watch:

@@ -11,6 +11,9 @@ from distdiag.run.frames import Ranked
 from distdiag.run.window import Part
 
 _KNOWN_KINDS = frozenset(events.kind_of(event) for event in events.EVENTS)
+_REPEATED = (b'{"kind":"path"', b'{"kind":"signature"')
+"""Beginnings of lines that may be the same on thousands of ranks: what they say is then one record."""
+MOST_SHARED = 50_000
 
 
 class _Kind(msgspec.Struct):
@@ -57,11 +60,6 @@ class Records:
             self.undecodable[part.log.path.name] += 1
         else:
             self.unknown_kinds[kind] += 1
-
-
-_REPEATED = (b'{"kind":"path"', b'{"kind":"signature"')
-"""Beginnings of lines that may be the same on thousands of ranks: what they say is then one record."""
-MOST_SHARED = 50_000
 
 
 def decode_lines(parts: Sequence[Part], lines: Iterable[tuple[int, bytes | None]]) -> Records:
