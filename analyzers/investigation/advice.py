@@ -9,7 +9,7 @@ _KNOWN = (
         "collective, and look at CUDA_VISIBLE_DEVICES",
     ),
     (
-        re.compile(r"ECC error|fallen off the bus", re.IGNORECASE),
+        re.compile(r"ECC error|NVLink error|fallen off the bus", re.IGNORECASE),
         "take that GPU out of service: nvidia-smi -q -d ECC and dmesg -T | grep -i xid on its host",
     ),
     (
@@ -45,6 +45,10 @@ _KNOWN = (
         re.compile(r"(?:no store answered|found no store)"),
         "check that the process at that address runs, that MASTER_ADDR and MASTER_PORT are the same on all hosts, and "
         "that no firewall stands between: nc -vz HOST PORT",
+    ),
+    (
+        re.compile(r"Rendezvous(?:Timeout|Connection|Closed)Error|torchelastic/"),
+        "see that the launcher was started on every host, with the same --nnodes, --rdzv-id and --rdzv-endpoint",
     ),
     (
         re.compile(r"mismatch", re.IGNORECASE),

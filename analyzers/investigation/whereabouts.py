@@ -253,7 +253,8 @@ class _Place:
         return self._newest("held_by")
 
     def _newest(self, column: str) -> str:
-        if self._pulses.empty or self._newest_pulse_ns() < self._since_ns:
+        told_when = self._life.end is not End.UNTOLD  # stacks are as old as their files: one is not told from another
+        if self._pulses.empty or (told_when and self._newest_pulse_ns() < self._since_ns):
             return ""
         told = self._pulses[column].iloc[-1]
         return told if isinstance(told, str) else ""

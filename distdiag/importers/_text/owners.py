@@ -2,7 +2,7 @@
 
 import re
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -249,14 +249,24 @@ def _told_by_surroundings(number: int, said: Said, known: _Known) -> int | None:
 def _rest(told: Sequence[Told]) -> Iterator[Told]:
     """Yield everything, exceptions that nobody signed with the rank that only can have raised them."""
     ranks = {each.rank for each in told if each.rank is not None}
+    waited = {each.rank for each in told if isinstance(each.said.what, Waited)}
+
     for each in told:
         what = each.said.what
         if each.rank is None and isinstance(what, Stacked) and what.signal is not None:
             yield replace(each, rank=_crashed(what.signal, told))
-        elif each.rank is None and isinstance(what, Raised) and each.said.role is Role.INITIATING:
-            yield Told(rank=_raiser(what, told) if ranks else None, attempt=each.attempt, said=each.said)
+        elif isinstance(what, Raised) and each.said.role is Role.INITIATING and _is_doubted(what, each, waited):
+            raiser = _raiser(what, told) if ranks else None
+            yield replace(each, rank=each.rank if raiser is None else raiser)
         else:
             yield each
+
+
+def _is_doubted(raised: Raised, told: Told, waited: Collection[int | None]) -> bool:
+    """Return whether nothing tells who raised, or only that a rank that waited itself is heard of on that host."""
+    line = told.said.line
+    named = (raised.rank, line.rank, line.local_rank, line.pid, line.task)
+    return told.rank is None or (told.rank in waited and line.label != "" and all(each is None for each in named))
 
 
 def _crashed(name: str, told: Sequence[Told]) -> int | None:

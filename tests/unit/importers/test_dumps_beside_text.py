@@ -114,3 +114,13 @@ def test_an_error_without_a_rank_accuses_nobody_in_words_either(tmp_path: Path) 
     assert (verdict.name, verdict.culprits) == ("out-of-memory", ())
     assert "Which rank it is does not stand beside it" in verdict.summary
     assert "no rank" not in " ".join(verdict.next_steps)
+
+
+def test_stacks_are_not_late_by_the_age_of_their_files(tmp_path: Path) -> None:
+    wait = ["all_reduce (torch/distributed/distributed_c10d.py:2501)", "step (/app/train.py:40)"]
+    for rank in (0, 1, 2):
+        written(tmp_path, f"pyspy_{rank}.txt", *py_spy(wait if rank else SAVE), seconds=10 + rank)
+
+    verdict = told(tmp_path)
+
+    assert (verdict.name, verdict.culprits, verdict.cause) == ("rank-missing", (0,), "checkpoint")

@@ -147,3 +147,13 @@ def test_what_names_no_rank_is_told_of_the_one_that_it_is_about(case: Case, tmp_
     assert case.mentions in said
     assert case.silent_of not in said
     assert "unknown" not in " ".join(verdict.next_steps)
+
+
+def test_an_error_on_a_host_is_not_of_the_rank_that_alone_is_heard_there(tmp_path: Path) -> None:
+    failed = out.traceback("KeyError: 3", STEP)
+    lines = [f"worker-2: {line}" for line in (*failed, out.watchdog(3, 41))]
+    (tmp_path / "all.log").write_text("\n".join([*lines, *(f"worker-1: {WAITS[rank]}" for rank in (0, 1))]) + "\n")
+
+    verdict = diagnose(load(tmp_path)).verdict
+
+    assert (verdict.name, verdict.culprits, verdict.victims) == ("rank-died", (2,), (0, 1, 3))
