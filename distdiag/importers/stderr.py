@@ -4,6 +4,7 @@ Text knows much less than a log of our own: no steps, no calls but those that fa
 What it does not say is left out; no silence is taken for a sign of life.
 """
 
+import mmap
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,12 +21,17 @@ from distdiag.importers._text.story import imported
 NAME = "stderr"
 TAIL_BYTES = 64 << 10
 """What ends a job stands at the end of its output."""
+MOST_BYTES = 192 << 20
+"""So much of a file is looked through, from its end, for what says that something failed."""
 TEXT_SHARE = 0.9
 """Share of bytes that are printable in what is called text; the rest are colours and bars."""
 
 _JOB = re.compile(r"(?:slurm|job)[-_.](\d{3,})", re.IGNORECASE)
 """What SLURM calls output by default, and what people call it: a job has one number, whatever its hosts."""
 _JSON = re.compile(rb"\s*(?:\{\s*[\"}]|\[\s*[{\]\"])")
+_LOG = re.compile(r"\.(?:log|out|err)(?:[.-]?\d+)?$|std(?:out|err)", re.IGNORECASE)
+_TELLING = (b"Traceback (most recent call last)", b"Watchdog caught collective", b"(exitcode: ", b"NCCL WARN")
+"""What hardly any other text holds: ranks that went on may have printed much behind it."""
 _PRINTABLE = bytes(range(32, 127)) + b"\t\r\n\x1b" + bytes(range(128, 256))
 
 
@@ -36,7 +42,8 @@ def recognises(path: Path, head: bytes) -> bool:
     if (_JSON.match(begins) and not collectors.wraps(begins)) or not _is_text(begins):
         return False
     tail = _tail(path)
-    return bool(INTERESTING.search(begins) or INTERESTING.search(tail if wide is None else _narrow(tail, wide)))
+    found = INTERESTING.search(begins) or INTERESTING.search(tail if wide is None else _narrow(tail, wide))
+    return bool(found) or (_LOG.search(path.name) is not None and _tells_before_its_end(path))
 
 
 def read(files: Sequence[Path]) -> Iterator[Imported]:
@@ -97,6 +104,15 @@ def _notes(transcripts: Sequence[Transcript]) -> Iterator[str]:
     if without:
         names = ", ".join(without[:3]) + (" …" if len(without) > 3 else "")
         yield f"no moment stands in {names}: causes are taken to come before what follows from them"
+
+
+def _tells_before_its_end(path: Path) -> bool:
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        if size <= TAIL_BYTES:
+            return False
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return any(data.find(words, size - MOST_BYTES if size > MOST_BYTES else 0) >= 0 for words in _TELLING)
 
 
 def _narrow(data: bytes, encoding: str) -> bytes:

@@ -245,7 +245,7 @@ def _shifted(calls: pd.DataFrame, added: Mapping[int, int]) -> pd.DataFrame:
     if not any(added.values()):
         return calls
     ranks = calls["rank"].to_numpy()
-    table = np.zeros(int(ranks.max()) + 1, dtype=np.int64)
+    table = np.zeros(1 + max(int(ranks.max(initial=0)), *added), dtype=np.int64)  # not every rank has calls
     for rank, shift in added.items():
         table[rank] = shift
     return calls.assign(**{name: calls[name] + table[ranks] for name in CALL_COLUMNS if name in TIMES})

@@ -2,7 +2,7 @@
 
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -54,7 +54,20 @@ _NEEDLES = sorted(
 )
 _LOGGERS = ("ProcessGroupNCCL", "ProcessGroupGloo", "ProcessGroupWrapper")
 """Whose lines may be broken within the words that tell their kind."""
-INTERESTING = re.compile(b"|".join(re.escape(needle.encode()) for needle in (*_LOGGERS, *_NEEDLES)))
+
+
+def _any_of(words: Collection[str]) -> str:
+    """Return an expression that finds any of some words; what they begin with alike is looked for once."""
+    if "" in words:
+        return ""
+    rests: dict[str, list[str]] = {}
+    for word in words:
+        rests.setdefault(word[0], []).append(word[1:])
+    either = [re.escape(first) + _any_of(rest) for first, rest in rests.items()]
+    return either[0] if len(either) == 1 else f"(?:{'|'.join(either)})"
+
+
+INTERESTING = re.compile(_any_of((*_LOGGERS, *_NEEDLES)).encode())
 """Lines without any of these words say nothing that is understood."""
 MAX_SAID = 100_000
 """Things said in one file that are kept: enough for a watchdog's lines of ten thousand ranks."""

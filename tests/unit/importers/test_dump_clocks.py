@@ -90,3 +90,13 @@ def test_clocks_of_dumps_without_ends_are_compared_by_where_collectives_begin(
 
     assert (len(run.islands) < 2) is compared
     assert diagnose(run).verdict.culprits in ((), (3,))
+
+
+def test_the_last_rank_need_not_have_called_anything(tmp_path: Path) -> None:
+    dumps = long_job(12 * MINUTE_NS)
+    dumps.entries[3].clear()
+
+    run = load(dumps.write(tmp_path))
+
+    assert run.ranks == (0, 1, 2, 3)
+    assert run.calls.groupby("seq")["end_ns"].agg(lambda ends: ends.max() - ends.min()).max() < MINUTE_NS

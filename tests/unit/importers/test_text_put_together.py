@@ -48,3 +48,11 @@ def test_an_error_that_is_known_to_be_late_is_told_and_is_no_cause(before: str, 
 
     assert (verdict.name, verdict.culprits) == ("rank-missing", (2,))
     assert "failed after others had given up: RuntimeError: DataLoader worker" in " ".join(verdict.evidence)
+
+
+def test_an_error_in_the_middle_of_a_long_log_is_found(tmp_path: Path) -> None:
+    steps = [f"step {step} loss 2.0 {'.' * 100}" for step in range(1000)]
+
+    verdict = told(tmp_path, *steps, *out.traceback("KeyError: 'labels'", TRAIN, rank=2), *steps)
+
+    assert (verdict.name, verdict.culprits) == ("rank-died", (2,))
