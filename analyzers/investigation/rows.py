@@ -1,6 +1,8 @@
 """Rows of a run's frames one by one, where vector operations end and reasoning about single records begins."""
 
+from collections import namedtuple
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import pandas as pd
@@ -8,7 +10,15 @@ import pandas as pd
 
 def records(frame: pd.DataFrame) -> Iterable[Any]:
     """Return the rows of a small frame with their columns as attributes."""
-    return frame.itertuples(index=False)
+    if frame.empty:
+        return ()
+    # ``itertuples`` makes a class each time and looks each column up anew: of a few rows that takes longest.
+    return map(_row_of(tuple(frame.columns))._make, zip(*(column for _, column in frame.items()), strict=True))
+
+
+@cache
+def _row_of(columns: tuple[str, ...]) -> Any:
+    return namedtuple("Row", columns)
 
 
 def newest(frame: pd.DataFrame, column: str = "time_ns") -> "pd.Series[Any]":

@@ -1,5 +1,6 @@
 """The last thing known of each rank, for the report's table."""
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -217,8 +218,18 @@ def _open(records: pd.DataFrame, identity: list[str]) -> pd.DataFrame:
     return begun[~begun.set_index(identity).index.isin(ended)]
 
 
-def newest_by_rank(run: Run) -> dict[int, int]:
+_newest: weakref.WeakKeyDictionary[Run, dict[int, int]] = weakref.WeakKeyDictionary()
+
+
+def newest_by_rank(run: Run) -> Mapping[int, int]:
     """Return the moment of the newest record of each rank."""
+    known = _newest.get(run)
+    if known is None:
+        known = _newest[run] = _newest_by_rank(run)
+    return known
+
+
+def _newest_by_rank(run: Run) -> dict[int, int]:
     newest: dict[int, int] = {}
     frames = (run.calls, run.steps, run.phases, run.batches, run.memory, run.faults, run.stacks, run.pulses, run.gc)
     for frame in frames:
