@@ -17,9 +17,10 @@ What to do
 
 from collections.abc import Iterator
 
-from distdiag.analyzers._wording import named
+from distdiag.analyzers._wording import named, verb
 from distdiag.analyzers.investigation import investigate
-from distdiag.analyzers.investigation.incident import Circle, Incident, Unexplained
+from distdiag.analyzers.investigation.incident import Circle, Incident, Together, Unexplained
+from distdiag.analyzers.investigation.joining import INIT
 from distdiag.findings import Finding
 from distdiag.run import Run
 
@@ -30,10 +31,18 @@ NAME = "group-creation-stuck"
 def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding for the group whose making does not end."""
     for incident in investigate(run).named(NAME):
-        yield incident.finding(CODE, _summary(incident), _action(incident))
+        inside = incident.basis.wait.waiters if isinstance(incident.basis, Together) else frozenset(run.ranks)
+        through = tuple(sorted(set(run.ranks) - inside)) if incident.op == INIT else ()
+        yield incident.finding(CODE, _summary(incident, through), _action(incident, through))
 
 
-def _summary(incident: Incident) -> str:
+def _summary(incident: Incident, through: tuple[int, ...]) -> str:
+    if through:
+        return (
+            f"{incident.op} does not end for some ranks, and {named(through)} came out of it\n"
+            f"Whom {verb(through, 'it', 'they')} met, the store alone tells: it may hold what an earlier attempt, or "
+            "another job, left in it."
+        )
     if isinstance(incident.basis, Unexplained):
         return incident.basis.reason
     if isinstance(incident.basis, Circle):
@@ -45,14 +54,14 @@ def _summary(incident: Incident) -> str:
     return f"all ranks are in {incident.op} number {incident.seq}, and it does not end\nNo rank is missing from it."
 
 
-def _action(incident: Incident) -> tuple[str, ...]:
+def _action(incident: Incident, through: tuple[int, ...]) -> tuple[str, ...]:
     lines = " and ".join(sorted(set(incident.sites.values())))
-    if isinstance(incident.basis, Unexplained):
-        return (
+    if through or isinstance(incident.basis, Unexplained):
+        anew = (
             "start the job anew, with a master port or a rendezvous of its own: a store that outlives an attempt keeps "
-            "the addresses of its processes",
-            "leave the ranks that came later alone: nobody waited for them",
+            "the addresses of its processes"
         )
+        return (anew,) if through else (anew, "leave the ranks that came later alone: nobody waited for them")
     if isinstance(incident.basis, Circle):
         return (f"let every rank call {incident.op}{f', see {lines}' if lines else ''}, members or not",)
     return (

@@ -69,4 +69,9 @@ def _reduce_alike(incident: Incident) -> tuple[str, ...]:
 
 def _action(incident: Incident) -> tuple[str, ...]:
     lines = sorted(set(incident.sites.values()))
-    return (f"make {' and '.join(lines)} the same operation on every rank" if lines else "compare both branches",)
+    first = f"make {' and '.join(lines)} the same operation on every rank" if lines else "compare both branches"
+    elsewhere = {line for rank, line in incident.sites.items() if rank not in incident.culprits}
+    if len(lines) != 2 or len(elsewhere) != 1:
+        return (first,)
+    skips = f"see why {named(incident.culprits)} does not come to {elsewhere.pop()}"
+    return (first, f"or, if these two lines are no branches of one condition, {skips}")

@@ -47,7 +47,7 @@ def _summary(incident: Incident) -> str:
         )
     if incident.cause == MICRO_BATCHES:
         who = f"{named(incident.culprits)} ran" if incident.culprits else "the stages of a pipeline ran"
-        numbers = "another number of micro-batches than the other stages"
+        numbers = "another number of micro-batches, or of rounds of a ring, than the other stages"
         if not incident.culprits:
             numbers = "different numbers of micro-batches"
         return f"{who} {numbers}{incident.at_step}\n{incident.evidence[0]}."
@@ -73,6 +73,8 @@ def _action(incident: Incident) -> tuple[str, ...]:
         return (f"look at how {incident.site or 'that line'} chooses its partner on {named(incident.culprits)}",)
     if incident.cause == MICRO_BATCHES:
         who = named(incident.culprits) if incident.culprits else "each stage"
-        return (f"see where {who} gets its number of micro-batches from: its batch, its data loader, its schedule",)
+        return (
+            f"see where {who} gets its number of micro-batches, or rounds, from: its batch, its loader, its schedule",
+        )
     lines = " and ".join(sorted(set(incident.sites.values())))
     return (f"count the sends and receives of both sides up to {lines or 'these calls'}",)

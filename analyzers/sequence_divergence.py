@@ -77,9 +77,19 @@ def _summary(incident: Incident, disagreement: Disagreement) -> str:
     return (
         f"{who} issued {side(incident, d.made, d.odd)} as {incident.number} of {group}{incident.at_step}, "
         f"where {others} issued {d.expected.described() if d.expected else 'nothing'}{at(incident, d.others)}\n"
-        f"Either {who} issued a call too many, or left the others' call out: the calls alone cannot tell."
-        f"{aftermath(disagreement)}"
+        f"Either {who} {_either(disagreement)}: the calls alone cannot tell.{aftermath(disagreement)}"
     )
+
+
+def _either(disagreement: Disagreement) -> str:
+    """Return the two stories that the calls alone leave open."""
+    if disagreement.named.passes is None:
+        return "issued a call too many, or left the others' call out"
+    odd, others = disagreement.named.passes
+    numbers = f"({odd} forwards begun against {others})"
+    if odd < others:
+        return f"skipped a pass earlier {numbers}, or issued a call too many here"
+    return f"made a pass more {numbers}, or left the others' call out"
 
 
 def _slip(incident: Incident, slip: Slip) -> str:
@@ -108,4 +118,15 @@ def _action(incident: Incident, disagreement: Disagreement) -> tuple[str, ...]:
         first = _LOOK_AROUND.format(line)
     paired = disagreement.divergence.paired_silently
     wrong = (f"throw away what was computed since: {counted(paired, 'call')} mixed unrelated values",) if paired else ()
-    return (first, *wrong)
+    return (*_passes(who, line, incident, disagreement), first, *wrong)
+
+
+def _passes(who: str, line: str, incident: Incident, disagreement: Disagreement) -> tuple[str, ...]:
+    passes, others = disagreement.named.passes, disagreement.divergence.others
+    if passes is None:
+        return ()
+    if passes[0] > passes[1]:
+        return (f"see why {who} goes on at {line}: another first step, more batches, or another end of the loop",)
+    lines = {short(incident.sites[rank]) for rank in others if rank in incident.sites}
+    loop = f"in the loop around {lines.pop()}" if len(lines) == 1 else "before"
+    return (f"see whether {who} skipped a pass {loop}: a continue or an error caught on it alone, or fewer batches",)

@@ -33,6 +33,8 @@ class Named:
     name: Name
     kind: Kind
     reasons: tuple[str, ...] = ()
+    passes: tuple[int, int] | None = None
+    """Forwards that the odd ranks and the others had begun, where they differ and the calls alone tell no side."""
 
 
 def name_of(divergence: Divergence, labels: Labels) -> Named:
@@ -150,7 +152,10 @@ def _by_loop(d: Divergence, kind: Kind, labels: Labels) -> Named | None:
     batches = (f"batches taken: {odd.batches} against {others.batches}",) if taken else ()
     forwards = (f"forwards begun: {odd.forwards} against {others.forwards}",)
     if kind is not Kind.LEFT_OUT:
-        return Named(name=Name.SEQUENCE, kind=kind, reasons=forwards) if odd.forwards != others.forwards else None
+        if odd.forwards == others.forwards:
+            return None
+        passes = (odd.forwards, others.forwards) if kind is Kind.INSTEAD else None
+        return Named(name=Name.SEQUENCE, kind=kind, reasons=forwards, passes=passes)
     if odd.batches >= others.batches and odd.batches - odd.forwards > others.batches - others.forwards:
         return Named(name=Name.SKIPPED, kind=kind, reasons=(*batches, *forwards))
     if odd.forwards >= others.forwards > 0 and odd.without_backward > others.without_backward:
