@@ -73,8 +73,9 @@ def _action(incident: Incident) -> tuple[str, ...]:
         return (f"look at how {incident.site or 'that line'} chooses its partner on {named(incident.culprits)}",)
     if incident.cause == MICRO_BATCHES:
         who = named(incident.culprits) if incident.culprits else "each stage"
-        return (
-            f"see where {who} gets its number of micro-batches, or rounds, from: its batch, its loader, its schedule",
+        where = (
+            f"see where {who} gets its number of micro-batches, or rounds, from: its batch, its loader, its schedule"
         )
+        return (where, f"or whether {who} left a step half done: an error caught on it alone, and the next batch")
     lines = " and ".join(sorted(set(incident.sites.values())))
     return (f"count the sends and receives of both sides up to {lines or 'these calls'}",)

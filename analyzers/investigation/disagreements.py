@@ -12,6 +12,11 @@ from distdiag.analyzers.investigation.memory import ran_out_of_memory
 from distdiag.analyzers.investigation.naming import Name, name_of, sites_of
 from distdiag.run import Run
 
+EACH_APART = (
+    "no two ranks went on with the same calls: each seems to choose by itself, as by random numbers without a common "
+    "seed, or in the order of a set"
+)
+
 
 def disagreement(run: Run, divergence: Divergence, labels: Labels, stuck: frozenset[int]) -> Incident:
     """Return the incident that a divergence is; ``stuck`` are the ranks that wait or failed."""
@@ -42,7 +47,9 @@ def disagreement(run: Run, divergence: Divergence, labels: Labels, stuck: frozen
 
 
 def _voted(d: Divergence) -> tuple[str, ...]:
-    """Return who decided between two sides of which none is a majority."""
+    """Return who decided between two sides of which none is a majority, and whether it is two sides at all."""
+    if d.each_apart:
+        return (EACH_APART,)
     if not d.peers:
         return ()
     return (f"{named(d.peers)} did in {verb(d.peers, 'its', 'their')} own groups what {named(d.others)} did",)

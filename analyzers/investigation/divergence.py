@@ -40,6 +40,8 @@ class Divergence:
 
     peers: tuple[int, ...] = ()
     """Ranks that did in groups of their own what the others did, where these are no majority by themselves."""
+    each_apart: bool = False
+    """Whether no two of three members or more issued the same calls, however far each came."""
     passes: str = ""
     """The step that had more or fewer passes on the odd ranks, in words, where it is one."""
     shapes: Mapping[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)

@@ -9,7 +9,7 @@ import pandas as pd
 from distdiag.analyzers.investigation.align import Alignment, Departure, Kind, Stream, align, departure, line_left
 from distdiag.analyzers.investigation.divergence import Divergence, divergence_at
 from distdiag.analyzers.investigation.loops import Labels
-from distdiag.analyzers.investigation.streams import GroupCalls, Member, stream_of
+from distdiag.analyzers.investigation.streams import GroupCalls, Integers, Member, stream_of
 from distdiag.run import Run
 
 MAX_PROGRAMS = 12
@@ -78,11 +78,12 @@ def divergence_of(run: Run, calls: pd.DataFrame, group: GroupCalls, labels: Labe
     ]
     if not found:
         return None if group.unequal is None else _by_vote(run, calls, group, labels)
+    each_apart = len(clusters) == len(group.by_rank) > 2
     if group.unequal is not None and not any(event.decided for event in found):
         voted = _by_vote(run, calls, group, labels)
         if voted is not None and (voted.decided or len(clusters) > 2):
-            return voted
-    first = _earliest(found)
+            return replace(voted, each_apart=each_apart)
+    first = replace(_earliest(found), each_apart=each_apart)
     return at_odd_step(run, calls, group, labels, first) or first
 
 
@@ -137,13 +138,17 @@ def _event(
 
 def _by_vote(run: Run, calls: pd.DataFrame, group: GroupCalls, labels: Labels) -> Divergence | None:
     """Return the first calls that had to agree and did not, blaming those that are outvoted there."""
-    position = group.unequal
-    if position is None:
+    if group.unequal is None:
         return None
+    modules = pd.factorize(calls["module"])[0].astype(np.int64)
+    told = {rank: modules[member.rows] for rank, member in group.by_rank.items()}
+    position = _apart(list(told.values()), group.unequal)
+    if position == group.unequal:
+        told = {rank: member.agree for rank, member in group.by_rank.items()}
     votes: dict[int, list[int]] = {}
-    for rank, member in sorted(group.by_rank.items()):
-        if len(member.agree) > position:
-            votes.setdefault(int(member.agree[position]), []).append(rank)
+    for rank in sorted(told):
+        if len(told[rank]) > position:
+            votes.setdefault(int(told[rank][position]), []).append(rank)
     ranked = sorted(votes.values(), key=lambda ranks: (-len(ranks), *content(group.by_rank[ranks[0]])))
     majority, odd = ranked[0], sorted(rank for ranks in ranked[1:] for rank in ranks)
     reference, stream = (stream_of(run, calls, group.by_rank[ranks[0]], labels) for ranks in (majority, odd))
@@ -160,6 +165,16 @@ def _by_vote(run: Run, calls: pd.DataFrame, group: GroupCalls, labels: Labels) -
         others=majority,
         decided=2 * len(majority) > len(majority) + len(odd),
     )
+
+
+def _apart(modules: Sequence[Integers], until: int) -> int:
+    """Return the first position at which members name different modules, ``until`` where none before does.
+
+    Units of equal size are gathered for one another without any error.
+    """
+    together = np.stack([numbers[:until] for numbers in modules if len(numbers) >= until])
+    apart = np.flatnonzero((together != together[0]).any(axis=0) & (together >= 0).all(axis=0))
+    return int(apart[0]) if len(apart) else until
 
 
 def _agree(reference: Stream, odd: Stream) -> bool:

@@ -154,6 +154,9 @@ def _by_loop(d: Divergence, kind: Kind, labels: Labels) -> Named | None:
     if kind is not Kind.LEFT_OUT:
         if odd.forwards == others.forwards:
             return None
+        if odd.passing and odd.forwards > others.forwards and odd.backwards < others.backwards and known_to_others(d):
+            reason = f"{odd.forwards} forwards but {odd.backwards} backwards begun"
+            return Named(name=Name.SKIPPED, kind=kind, reasons=(reason,))
         passes = (odd.forwards, others.forwards) if kind is Kind.INSTEAD else None
         return Named(name=Name.SEQUENCE, kind=kind, reasons=forwards, passes=passes)
     if odd.batches >= others.batches and odd.batches - odd.forwards > others.batches - others.forwards:
