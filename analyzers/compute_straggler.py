@@ -15,7 +15,8 @@ How it is found
     any other rank.
     Where another rank is the slowest each time, in half of at least 20 steps, and where that costs 15 % of the time,
     nobody is accused: the work of a step is uneven, and the part of the step in which ranks differ is named.
-    Ranks that are late in the same way, those of one host, are told as one.
+    Ranks that are late in the same way, those of one host, are told as one. Of a rank that is late by 30 % in each of
+    five to nine steps only that is mentioned.
     The part of the step that is longer is named; where data, collections, compilations, checkpoints or the lengths of
     its sequences explain it, the finding is another one.
     From tables of operations the steps are simulated again with the slowest workers at the usual pace. Where that
@@ -71,6 +72,9 @@ PERSISTENT = 0.8
 LONG_SHARE = 0.3
 """Of the step, spent in the queue beyond what the others spend there, and by the others waiting."""
 LEAST_QUEUED_NS = 10e6
+FEW = "few-steps"
+FEW_STEPS = 5
+"""Of fewer the warm-up is not left out."""
 
 
 def analyze(run: Run) -> Iterator[Finding]:
@@ -79,6 +83,7 @@ def analyze(run: Run) -> Iterator[Finding]:
     yield from traced.slow_devices(run, CODE, NAME)
     for grid in judge(run).roles:
         yield from _in_queue(run, grid)
+        yield from _in_few_steps(run, grid)
     yield from of_moving(run, code=CODE, name=NAME, of_data=False)
     for laggards in alike(beside_changes(run, judge(run).late_by(COMPUTE))):
         laggard, (ranks, victims) = laggards[0], names_of(laggards)
@@ -132,6 +137,29 @@ def _in_queue(run: Run, grid: Grid) -> Iterator[Finding]:
             f"look at what else runs on the cores of {named(ranks)}: other processes, loader workers, more threads; "
             "and at how many cores each may use (taskset -p, limits of the container)",
         ),
+    )
+
+
+def _in_few_steps(run: Run, grid: Grid) -> Iterator[Finding]:
+    """Mention whom the others waited for long in each of a few steps: whether that lasts, so few do not tell."""
+    own = grid["own_ns"]
+    late = own - of_others(own) >= np.maximum(LEAST_QUEUED_NS, LONG_SHARE * grid.step_ns)
+    slow = late.all(axis=1)
+    if not FEW_STEPS <= len(grid.steps) < ENOUGH_STEPS or not 0 < 2 * slow.sum() <= len(slow):
+        return
+    ranks, peers = (tuple(np.array(grid.ranks)[rows].tolist()) for rows in (slow, ~slow))
+    theirs, others = (seconds(float(np.median(own[rows]))) for rows in (slow, ~slow))
+    yield Finding(
+        code=CODE,
+        name=NAME,
+        severity=Severity.INFO,
+        summary=f"in each of {counted(len(grid.steps), 'step')} {named(ranks)} {verb(ranks, 'takes', 'take')} {theirs} "
+        f"of {verb(ranks, 'its', 'their')} own, {named(peers)} {others}: too few to tell what lasts from chance",
+        victims=peers,
+        cause=FEW,
+        confidence=Confidence.LOW,
+        evidence=(f"{ENOUGH_STEPS} steps after the warm-up would do", data_in_words(run)),
+        action=("let the job make more steps, and look again",),
     )
 
 

@@ -143,8 +143,8 @@ def _more_work(run: Run, grid: Grid, rise: Rise) -> bool:
     """Return whether steps had more to do after the rise: tokens, samples, micro-steps."""
     counts = [pd.Series(grid["tokens"].sum(axis=0), index=grid.steps)]
     counts += [run.steps.groupby("step")[name].sum(min_count=1) for name in ("forwards", "backwards")]
-    ended = run.batches[(run.batches["edge"] == "end") & run.batches["samples"].notna()]
-    counts.append(ended.groupby("step")["samples"].sum())
+    ended = run.batches[run.batches["edge"] == "end"].groupby("step")
+    counts += [ended[name].sum(min_count=1) for name in ("samples", "positions")]
     for count in counts:
         work = count.reindex(grid.steps).to_numpy(dtype=float, na_value=np.nan)
         before, after = (_middle(work[part]) for part in (slice(rise.begin, rise.start), slice(rise.start, rise.end)))
@@ -234,6 +234,7 @@ def _action(culprits: tuple[int, ...], part: str | None, step: int | None) -> tu
             "look at what grows with the number of steps and is gone through in each: a list of losses or metrics, a "
             "graph that is kept (retain_graph, tensors without detach()), a log that is read again, the heap",
             "profile an early and a late step (py-spy record --pid, or the PyTorch profiler), and compare them",
+            "or does each step have more to do, and is it meant so: longer samples, a part of the model that joins in?",
         )
     place = f"the host of {named(culprits)}" if culprits else "the hosts"
     looks = {

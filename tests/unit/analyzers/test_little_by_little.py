@@ -4,8 +4,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from distdiag import events
 from distdiag.findings import Finding
-from tests.slow_jobs import Parts, noisy, steady, the_finding, told, trained
+from tests.slow_jobs import Parts, noisy, one, steady, the_finding, told, trained
 
 STEPS = 120
 
@@ -59,6 +62,27 @@ def test_steps_that_grow_with_their_tokens_or_stay_within_noise_are_none(tmp_pat
     assert warnings_of(growing("forward", 0.0005), tmp_path / "tokens", facts=tokens) == []
     assert warnings_of(noisy, tmp_path / "noisy") == []
     assert warnings_of(growing("forward", 0.00015), tmp_path / "little") == []
+
+
+def test_steps_that_grow_with_the_positions_of_their_batches_are_none(tmp_path: Path) -> None:
+    logs = trained(growing("forward", 0.0005), steps=STEPS)
+    for rank in logs:
+        for step in range(STEPS):
+            moment: dict[str, Any] = {"batch": step, "step": step, "loader": 1, "time_ns": rank.now_ns}
+            rank.add(events.Batch(edge="begin", **moment), events.Batch(edge="end", positions=100 + 2 * step, **moment))
+
+    assert told(logs, tmp_path).findings == ()
+
+
+@pytest.mark.parametrize(("steps", "names"), [(4, []), (8, ["compute-straggler"])])
+def test_a_rank_that_is_late_in_each_of_a_few_steps_is_only_mentioned(
+    steps: int, names: list[str], tmp_path: Path
+) -> None:
+    report = told(trained(one(1, "forward", 0.2), steps=steps), tmp_path)
+
+    assert report.verdict.name == "healthy"
+    assert [each.name for each in report.findings] == names
+    assert all("in each of 6 steps rank 1 takes 257 ms of its own" in each.summary for each in report.findings)
 
 
 def test_epochs_that_begin_anew_with_short_steps_are_none(tmp_path: Path) -> None:
