@@ -86,7 +86,7 @@ def _beside(run: Run, desync: Desync) -> Finding:
     ranks, found = named(desync.group.members), desync.found
     parameters = counted(len(found.differing), "parameter")
     wrapped = any(desync.group.members == each.members for each in data_parallel(run))
-    beside, others = (" beside the DDP model", "") if wrapped else ("", ", as the script does those of the others")
+    beside = " beside the DDP model" if wrapped else ""
     return Finding(
         code=CODE,
         name=NAME,
@@ -94,7 +94,7 @@ def _beside(run: Run, desync: Desync) -> Finding:
         summary=(
             f"{parameters} that the optimizer trains{beside} began equal on {ranks} and "
             f"{'differs' if len(found.differing) == 1 else 'differ'} from step {desync.step} on\n"
-            f"Nothing averages their gradients{others}; if each rank is meant to have its own, this is in order."
+            f"Nothing averages their gradients; if each rank is meant to have its own, this is in order."
         ),
         group=desync.group.group,
         step=desync.step,
@@ -108,7 +108,7 @@ def _beside(run: Run, desync: Desync) -> Finding:
         action=(
             "call the whole model, heads and losses with weights included, through one DDP wrapper"
             if wrapped
-            else "average all gradients: look at what the loop over parameters leaves out",
+            else "average all gradients: wrap the model in DDP, or look at what the loop over parameters leaves out",
         ),
     )
 

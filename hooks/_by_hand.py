@@ -2,7 +2,8 @@
 
 Where the members of one group reduced each gradient of an optimizer exactly once, or all of them as one flat tensor,
 they add the same gradients to parameters that have to be equal. Where they reduced some of them so and left others out,
-these are as parameters beside a wrapper: each rank may be meant to have its own. Where a gradient was reduced elsewhere
+these are as parameters beside a wrapper: each rank may be meant to have its own. So are all where ranks exchange
+nothing that could hold gradients: they may train each a model of its own. Where a gradient was reduced elsewhere
 or twice (shards, experts, an optimizer for a part of the model), nothing is known and nothing told.
 """
 
@@ -22,6 +23,8 @@ FIRST_BESIDE = 1 << 17
 LEAST_PARAMETERS = 2
 """The size of a single one may be that of anything else that is summed."""
 AVERAGES = ("SUM", "AVG")
+FEW_NUMBERS = 16
+"""Losses, counts and flags."""
 
 Kind = tuple[tuple[int, ...], str]
 """Shape and type of a tensor."""
@@ -56,10 +59,14 @@ class Optimizers:
         if len(parameters) < LEAST_PARAMETERS or any(not _is_plain(p) or p.grad is None for p in parameters):
             return None
         wanted = Counter(_kind(p.grad) for p in parameters)
-        reduced = _reduced(self.recorder.counted)
+        counted = list(self.recorder.counted)
+        reduced = _reduced(counted)
         whole = [name for name, kinds in reduced.items() if _covers(kinds, wanted)]
         names = whole or [name for name, kinds in reduced.items() if _covers_some(kinds, wanted)]
-        group = next((each for each in list(self.recorder.groups.values()) if [each.event.group] == names), None)
+        groups = list(self.recorder.groups.values())
+        group = next((each for each in groups if [each.event.group] == names), None)
+        if group is None and not names and all(_is_small(each) for each in counted):
+            group = max(groups, key=lambda each: len(each.ranks), default=None)
         if group is None:
             return None
         if whole:
@@ -86,6 +93,13 @@ def _is_plain(parameter: Any) -> bool:
     return type(parameter) in (torch.Tensor, torch.nn.Parameter) and not parameter.is_sparse
 
 
+def _is_small(signature: Interned) -> bool:
+    """Return whether a call can neither hold gradients nor what stages or parts of one model give one another."""
+    event = signature.event
+    few = sum(math.prod(shape) for shape in event.shapes) <= FEW_NUMBERS
+    return event.op == "broadcast" or (few and not event.p2p)
+
+
 def _kind(tensor: Any) -> Kind:
     return tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
 
@@ -93,7 +107,7 @@ def _kind(tensor: Any) -> Kind:
 def _reduced(counted: Iterable[Interned]) -> dict[str, Counter[Kind]]:
     """Return by group of several ranks what was summed since the last step, and how often."""
     found: dict[str, Counter[Kind]] = {}
-    for signature in list(counted):
+    for signature in counted:
         event = signature.event
         if event.op == "all_reduce" and event.reduce_op in AVERAGES and event.dtype is not None:
             kinds = found.setdefault(event.group, Counter())

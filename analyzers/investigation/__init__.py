@@ -41,7 +41,7 @@ from distdiag.analyzers.investigation.sizes import of_messages, size_mismatches
 from distdiag.analyzers.investigation.sources import in_order
 from distdiag.analyzers.investigation.standing import refused, standing
 from distdiag.analyzers.investigation.streams import collectives_of, groups_that_differ
-from distdiag.analyzers.investigation.trust import confidence_of, within_source
+from distdiag.analyzers.investigation.trust import confidence_of, with_signal, within_source
 from distdiag.analyzers.investigation.vanished import INSUFFICIENT, unexplained
 from distdiag.analyzers.investigation.waitfor import Wait, standstill
 from distdiag.analyzers.investigation.waits import blocked_calls, blocked_since, waits_of
@@ -91,7 +91,7 @@ def _investigate(run: Run) -> Investigation:
                 roots = (_depending_on_clocks(run, roots, found),)
                 break
     return Investigation(
-        incidents=tuple(confidence_of(run, within_source(run, incident)) for incident in roots), waits=waits
+        incidents=tuple(confidence_of(run, with_signal(lives, within_source(run, each))) for each in roots), waits=waits
     )
 
 

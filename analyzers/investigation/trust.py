@@ -1,11 +1,12 @@
 """How far a finding can be trusted: what the logs hold, and what they lack."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from distdiag.analyzers._wording import counted, named, verb
 from distdiag.analyzers.investigation.fits import Misfit
 from distdiag.analyzers.investigation.incident import Absence, Disagreement, Incident, Together
+from distdiag.analyzers.investigation.lives import TORN_DOWN, End, Life
 from distdiag.analyzers.investigation.sources import in_words, recorded, seen_once, tells_steps, unheard
 from distdiag.events import NUMBER_UNKNOWN
 from distdiag.findings import Confidence
@@ -109,3 +110,12 @@ def _is_guesswork(run: Run, incident: Incident) -> bool:
     if isinstance(basis, Together) and incident.seq is None:
         return True
     return isinstance(basis, Disagreement) and basis.divergence.group.diverged_before
+
+
+def with_signal(lives: Mapping[int, Life], incident: Incident) -> Incident:
+    """Add that culprits handled a SIGTERM, which may have let them leave their loop, if nobody else did."""
+    handled = {rank for rank, life in lives.items() if life.end is End.ORDERLY and life.signal == TORN_DOWN}
+    if not handled or not handled <= set(incident.culprits) or incident.cause == "exited":
+        return incident
+    said = f"{named(handled)} had been told to stop with SIGTERM, which the script handles by itself"
+    return replace(incident, evidence=(*incident.evidence, said))

@@ -91,6 +91,20 @@ def test_a_rank_whose_own_handler_of_sigterm_left_was_told_to_stop(tmp_path: Pat
     assert "scheduler" in found.next_steps[0]
 
 
+def test_a_rank_that_left_its_loop_after_a_sigterm_that_it_handled_is_told_with_it(tmp_path: Path) -> None:
+    logs = two_wait()
+    logs[1].barrier("train.py:30 main", pending=True)
+    logs[1].exit()
+    for rank in logs.only(0, 2):
+        rank.pulses(STEP, seconds=30, waiting=(rank.all_reduce(STEP, pending=True),))
+    (tmp_path / "rank00001.crash.txt").write_text('Stack (most recent call first):\n  File "/job/train.py", line 9\n')
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits) == ("sequence-divergence", (1,))
+    assert any("rank 1 had been told to stop with SIGTERM" in each for each in found.evidence)
+
+
 @pytest.mark.parametrize(
     ("holder", "said"),
     [

@@ -252,7 +252,7 @@ def test_gradients_averaged_by_hand_are_in_order(recorded: Recording) -> None:
     assert apart(recorded) == []
 
 
-@pytest.mark.parametrize(("least", "names"), [(1, [events.BY_HAND]), (2, [events.BESIDE]), (3, [])])
+@pytest.mark.parametrize(("least", "names"), [(1, [events.BY_HAND]), (2, [events.BESIDE]), (3, [events.BESIDE])])
 def test_parameters_that_a_script_leaves_out_are_checked_where_it_averages_others(
     recorded: Recording, least: int, names: list[str]
 ) -> None:
@@ -270,8 +270,8 @@ def test_parameters_that_a_script_leaves_out_are_checked_where_it_averages_other
     assert [each.gradients is not None for each in of_replicas(recorded)] == [name == events.BY_HAND for name in names]
 
 
-@pytest.mark.parametrize(("averaged_layer", "names"), [(0, [events.BESIDE]), (2, [])])
-def test_few_that_are_averaged_tell_of_the_others_but_single_numbers_do_not(
+@pytest.mark.parametrize(("averaged_layer", "names"), [(0, [events.BESIDE]), (2, []), (3, [events.BESIDE])])
+def test_few_that_are_averaged_tell_of_the_others_and_so_does_nothing_but_single_numbers(
     recorded: Recording, averaged_layer: int, names: list[str]
 ) -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 40), nn.Linear(40, 1), nn.Linear(1, 1))
