@@ -145,7 +145,7 @@ def _in_few_steps(run: Run, grid: Grid) -> Iterator[Finding]:
     own = grid["own_ns"]
     late = own - of_others(own) >= np.maximum(LEAST_QUEUED_NS, LONG_SHARE * grid.step_ns)
     slow = late.all(axis=1)
-    if not FEW_STEPS <= len(grid.steps) < ENOUGH_STEPS or not 0 < 2 * slow.sum() <= len(slow):
+    if not FEW_STEPS <= len(grid.steps) < ENOUGH_STEPS or not 0 < 2 * slow.sum() <= len(grid.ranks):
         return
     ranks, peers = (tuple(np.array(grid.ranks)[rows].tolist()) for rows in (slow, ~slow))
     theirs, others = (seconds(float(np.median(own[rows]))) for rows in (slow, ~slow))
