@@ -44,7 +44,8 @@ class Stream:
     def samples(self, power: int) -> set[tuple[int, int]]:
         """Return id and digest of the samples that are kept at a power, until the rank has one of them again.
 
-        From there on it draws with replacement, or goes through its data once more, and so may any other rank.
+        From there on it draws with replacement, or goes through its data once more, and so may any other rank. Digests
+        that hardly differ, as those of masks of full rows, tell no samples apart: then there are none.
         """
         found: set[tuple[int, int]] = set()
         for ids, contents in zip(self.batches["ids"], self.batches["contents"], strict=True):
@@ -52,7 +53,7 @@ class Stream:
             if not found.isdisjoint(batch):
                 break
             found.update(batch)
-        return found
+        return found if 2 * len({digest for _, digest in found}) > len(found) else set()
 
     @property
     def is_iterable(self) -> bool:

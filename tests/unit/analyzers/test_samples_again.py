@@ -17,8 +17,19 @@ SAMPLES, BATCHES, SIZE = 240, 40, 4
 OF_ITERABLES = "_InfiniteConstantSampler"
 
 
-def took(rank: RankLog, samples: Sequence[int], *, sampler: str = "Own", workers: int = 0, told: bool = True) -> None:
-    """Train on samples in batches; their ids are not ``told`` where the data set is iterable."""
+def took(
+    rank: RankLog,
+    samples: Sequence[int],
+    *,
+    sampler: str = "Own",
+    workers: int = 0,
+    told: bool = True,
+    masks: bool = False,
+) -> None:
+    """Train on samples in batches; their ids are not ``told`` where the data set is iterable.
+
+    With ``masks`` what is digested of each is the same on all ranks: all of it is a mask without gaps.
+    """
     rank.add(
         events.Wrapper(wrapper=1, name="DistributedDataParallel", group="0", time_ns=rank.now_ns),
         events.Loader(loader=1, time_ns=rank.now_ns, dataset="Text", sampler=sampler, workers=workers),
@@ -26,11 +37,11 @@ def took(rank: RankLog, samples: Sequence[int], *, sampler: str = "Own", workers
     drawn = iter(samples)
     for number in range(BATCHES):
         ids = list(islice(drawn, SIZE))
-        contents = [hash((each, "content")) & 0xFFFFFFFF for each in ids]
+        contents = [hash((each * (not masks), "content")) & 0xFFFFFFFF for each in ids]
         fact: dict[str, Any] = {"batch": number, "step": rank.step, "loader": 1}
         rank.add(events.Batch(edge="begin", time_ns=rank.now_ns, trained=True, **fact)).sleep(0.001)
         digest: dict[str, Any] = {
-            "fields": [hash(tuple(contents)) & 0xFFFFFFFF],
+            "fields": [hash((*contents, rank.rank * masks)) & 0xFFFFFFFF],
             **({"ids": ids, "contents": contents} if told else {}),
         }
         rank.add(events.Batch(edge="end", time_ns=rank.now_ns, **digest, **fact))
@@ -54,6 +65,11 @@ def test_samples_drawn_with_replacement_are_no_duplicates(tmp_path: Path) -> Non
     draws = [random.Random(rank).choices(range(SAMPLES), k=BATCHES * SIZE) for rank in range(2)]
 
     assert report_of(draws, tmp_path).findings == ()
+
+
+def test_equal_masks_of_samples_that_ranks_number_each_for_themselves_are_no_duplicates(tmp_path: Path) -> None:
+    assert report_of([list(range(SAMPLES))] * 2, tmp_path / "masks", masks=True).findings == ()
+    assert len(report_of([list(range(SAMPLES))] * 2, tmp_path / "samples").findings) == 1
 
 
 def test_shares_of_one_endless_order_are_no_duplicates(tmp_path: Path) -> None:
