@@ -1,5 +1,6 @@
 """Watches checkpoints being saved and loaded: how long, how many bytes, and hashes of what was written."""
 
+import io
 import os
 from pathlib import Path
 from types import ModuleType
@@ -100,7 +101,9 @@ class _Files:
             return None
         target = kwargs.get(self._name, args[self._target] if len(args) > self._target else None)
         path = _path(target)
-        if path is None or (self._phase == LOAD and self._going_on.is_loading_data()) or not self._going_on.may_count():
+        if path is None and (self._phase == LOAD or isinstance(target, io.BytesIO)):
+            return None  # a buffer is no checkpoint; what else has no path may be a stream to a store
+        if (self._phase == LOAD and self._going_on.is_loading_data()) or not self._going_on.may_count():
             return None
         activity = self._going_on.begin(self._phase, self._form, path)
         if activity is not None and not isinstance(target, str | os.PathLike):

@@ -138,6 +138,21 @@ def test_buffers_are_no_checkpoints(recorded: Recording) -> None:
     assert recorded.log.phases("checkpoint save") == recorded.log.phases("checkpoint load") == []
 
 
+def test_torch_save_into_a_stream_without_a_path_is_a_phase_of_no_folder(recorded: Recording) -> None:
+    class Upload(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any) -> int:
+            return len(data)
+
+    upload: Any = Upload()
+    torch.save(STATE, upload)
+
+    _, ended = edges(recorded, "checkpoint save")
+    assert (ended.format, ended.directory, ended.bytes, ended.failed) == ("torch", None, None, False)
+
+
 def test_data_set_that_is_read_file_by_file_does_not_fill_the_log(recorded: Recording, tmp_path: Path) -> None:
     torch.save(1, tmp_path / "sample.pt")
     distdiag.step()
