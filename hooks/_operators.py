@@ -1,4 +1,4 @@
-"""The c10d operators: where their arguments stand and what of them has to agree between ranks.
+"""The c10d operators: Python kernels in front of them, where their arguments stand, and what ranks have to agree on.
 
 ``key`` is on the path of every call: it returns something hashable that tells calls of different
 signatures apart, and nothing else. ``describe`` runs once per signature.
@@ -6,17 +6,54 @@ signatures apart, and nothing else. ``describe`` runs once per signature.
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.distributed import ReduceOp
 
 from distdiag import events
+from distdiag.hooks._patch import Undo
 
+Kernel = Callable[..., Any]
+BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+"""The keys that a call has still to pass when it goes on: intersect with the key set of the call."""
 RedOpType = ReduceOp.RedOpType
-
 Arguments = tuple[Any, ...]
+
+
+def redispatch(namespace: str, name: str) -> Kernel | None:
+    """Return what sends a call of an operator on its way, None if this release has no such operator.
+
+    It releases the interpreter lock while the operator blocks, unlike calling the backend's kernel by hand.
+    """
+    overload = getattr(getattr(getattr(torch.ops, namespace), name, None), "default", None)
+    # The kernels take arguments by position alone.
+    if overload is None or any(argument.kwarg_only for argument in overload._schema.arguments):
+        return None
+    send_on: Kernel = overload._handle.redispatch_boxed
+    return send_on
+
+
+def put_in_front(namespace: str, kernels: Mapping[str, Kernel]) -> Undo:
+    """Register kernels for operators on ``BackendSelect``; no existing kernel is overridden."""
+    make: Any = torch.library.Library
+    library = make(namespace, "IMPL")
+    for name, kernel in kernels.items():
+        library.impl(name, kernel, "BackendSelect", with_keyset=True)
+    return library._destroy  # type: ignore[no-any-return]
+
+
+def is_traced(tensors: Any) -> bool:
+    """Return whether a tensor, or the first of a list, is one without data: such a call only traces a program."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    while isinstance(tensors, list | tuple):
+        if not tensors:
+            return False
+        tensors = tensors[0]
+    return isinstance(tensors, FakeTensor) or tensors.device.type == "meta"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,8 +41,7 @@ def install(recorder: Recorder) -> Undo:
 
 
 def _install(recorder: Recorder, c10d: ModuleType) -> Undo:
-    from distdiag.hooks._dispatch import BELOW, put_in_front, redispatch
-    from distdiag.hooks._operators import OPERATORS
+    from distdiag.hooks._operators import BELOW, OPERATORS, put_in_front, redispatch
 
     begin = guarded("record a call", _begin(recorder, c10d))
     follow = guarded("follow a call", _follow(recorder, c10d))
@@ -198,8 +197,7 @@ def _intern(
     """Return the signature of a new kind of call, None for calls on tensors without data: tracing is no collective."""
     import threading
 
-    from distdiag.hooks._dispatch import is_traced
-    from distdiag.hooks._operators import describe
+    from distdiag.hooks._operators import describe, is_traced
 
     if is_traced(args[0]):
         return None

@@ -97,7 +97,7 @@ class _Functional:
 
     def install(self) -> list[Undo]:
         """Put kernels in front of the wait, and of what only the wait ends."""
-        from distdiag.hooks._dispatch import put_in_front, redispatch
+        from distdiag.hooks._operators import put_in_front, redispatch
 
         sent_on = {name: redispatch("_c10d_functional", name) for name in ("wait_tensor", *FUNCTIONAL)}
         kernels = {name: self._issuing(send_on) for name, send_on in sent_on.items() if send_on}
@@ -107,7 +107,7 @@ class _Functional:
         return [put_in_front("_c10d_functional", kernels)]
 
     def _issuing(self, send_on: Any) -> Callable[..., Any]:
-        from distdiag.hooks._dispatch import BELOW
+        from distdiag.hooks._operators import BELOW
 
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             before = self._recorder.calls
@@ -119,7 +119,7 @@ class _Functional:
         return kernel
 
     def _waiting(self, send_on: Any) -> Callable[..., Any]:
-        from distdiag.hooks._dispatch import BELOW
+        from distdiag.hooks._operators import BELOW
 
         def kernel(keyset: Any, tensor: Any) -> Any:
             flights: Sequence[Flight] = ()
@@ -150,7 +150,7 @@ class _Functional:
             self._awaited.setdefault(output.data_ptr(), []).extend(flight for _, flight in mine)
 
     def _begin_wait(self, tensor: Any) -> Sequence[Flight]:
-        from distdiag.hooks._dispatch import is_traced
+        from distdiag.hooks._operators import is_traced
 
         if is_traced(tensor):
             return ()

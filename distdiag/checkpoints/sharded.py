@@ -5,14 +5,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from distdiag.checkpoints import usage
-from distdiag.checkpoints.coverage import Box, hole, outside, overlap
 from distdiag.checkpoints.hashes import UNKNOWABLE, compare, like, metadata_digest, with_logs
-from distdiag.checkpoints.layout import Layout, Tensor, box, merged
+from distdiag.checkpoints.layout import Box, Layout, Tensor, box, hole, merged, outside, overlap
 from distdiag.checkpoints.metadata import RefusedError, UnreadableError, read_metadata
 from distdiag.checkpoints.problems import CORRUPT, INCOMPLETE, Facts, Problem, Verification
 from distdiag.checkpoints.records import FOLDER, FileRecord, in_words, read_records
-from distdiag.checkpoints.remarks import exchanged, facts_of, notes_of, renamed, surplus_of
+from distdiag.checkpoints.remarks import exchanged, facts_of, loads, notes_of, renamed, surplus_of
 from distdiag.checkpoints.shards import Entry, entries_by_file, read_shards
 
 METADATA = ".metadata"
@@ -70,7 +68,7 @@ def verify_sharded(directory: Path, told: Told, *, contents: bool = True) -> Ver
         directory=str(directory),
         problems=tuple(problems),
         facts=facts,
-        loads=usage.loads(layout, facts.world_size) if len(names) == 1 else _same_size(len(names)),
+        loads=loads(layout, facts.world_size) if len(names) == 1 else _same_size(len(names)),
         notes=tuple(notes),
         unknowable=UNKNOWABLE if facts.hashed != "all" else (),
     )

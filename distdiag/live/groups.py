@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from distdiag import events
+from distdiag.live.agreement import LiveReplicas, ReadReductions
 from distdiag.live.links import Links
-from distdiag.live.reductions import ReadReductions
-from distdiag.live.replicas import LiveReplicas
 
 HEADS_KEPT = 4096
 """Calls of a group that not all members have reached yet; a rank that is further behind is not compared."""

@@ -4,8 +4,8 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from distdiag import events
+from distdiag.live.agreement import KindsRead
 from distdiag.live.groups import Groups, GroupState
-from distdiag.live.reductions import KindsRead
 
 INFERRED_PHASES = frozenset({"", "data", "forward", "backward", "optimizer"})
 """Phases that recording infers; any other name is one that the user gave."""

@@ -8,10 +8,9 @@ from distdiag import wording
 from distdiag.findings import Finding, Position, Report, Verdict
 from distdiag.reporters import words
 from distdiag.reporters._lines import BLANK, GAP, Line, Span, hang, hang_all, plain, size_of, table, wrap, write_lines
+from distdiag.reporters._performance import ledger_lines, profile_lines, what_if_line, what_if_lines
 from distdiag.reporters._pipeline import pipeline_lines, pipeline_texts
-from distdiag.reporters._profiles import ledger_lines, profile_lines
 from distdiag.reporters._stacks import stack_lines
-from distdiag.reporters._what_if import what_if_line, what_if_lines
 
 SENTENCE_END = re.compile(r"(?<=\.)\s+(?=[A-Z])|\n+")
 """A full stop ends a sentence only before a capital: lines of code have full stops too."""

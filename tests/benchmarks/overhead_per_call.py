@@ -26,7 +26,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import distdiag
 from distdiag import events
-from distdiag.hooks._dispatch import BELOW, put_in_front, redispatch
+from distdiag.hooks._operators import BELOW, put_in_front, redispatch
 from distdiag.journal import read_lines, segments_of
 
 CALLS = 3000

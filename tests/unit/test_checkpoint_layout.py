@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-from distdiag.checkpoints.coverage import Box, hole, outside, overlap
-from distdiag.checkpoints.layout import Layout, Tensor
+from distdiag.checkpoints.layout import Box, Layout, Tensor, hole, outside, overlap
 from distdiag.checkpoints.metadata import RefusedError, UnreadableError, read_metadata
-from distdiag.checkpoints.usage import loads, mapping_notes
+from distdiag.checkpoints.remarks import loads, mapping_notes
 
 
 @st.composite

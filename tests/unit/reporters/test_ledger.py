@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from distdiag.reporters._lines import plain
-from distdiag.reporters._profiles import PARTS, ledger_lines
+from distdiag.reporters._performance import PARTS, ledger_lines
 from distdiag.reporters.text import compose
 from tests.reports import STUCK, stuck
 

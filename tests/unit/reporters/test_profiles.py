@@ -3,7 +3,7 @@
 from typing import Any
 
 from distdiag.reporters._lines import plain
-from distdiag.reporters._profiles import LEGEND, profile_lines
+from distdiag.reporters._performance import LEGEND, profile_lines
 from distdiag.reporters.text import compose
 from tests.reports import healthy
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from distdiag.reporters._lines import plain
-from distdiag.reporters._what_if import what_if_line, what_if_lines
+from distdiag.reporters._performance import what_if_line, what_if_lines
 
 WIDTH = 96
 
