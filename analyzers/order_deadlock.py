@@ -44,4 +44,9 @@ def _circle(incident: Incident) -> str:
 
 def _action(incident: Incident) -> tuple[str, ...]:
     lines = " and ".join(sorted(set(incident.sites.values())))
-    return (f"use the groups in one order on all ranks, see {lines}" if lines else "use the groups in one order",)
+    if len(set(incident.sites.values())) != 2:
+        return (f"use the groups in one order on all ranks, see {lines}" if lines else "use the groups in one order",)
+    return (
+        f"use the groups in one order on all ranks, see {lines}",
+        "or, where these two lines belong to no one order, see which condition brings some ranks to one of them alone",
+    )

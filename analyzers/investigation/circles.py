@@ -11,7 +11,7 @@ from distdiag.analyzers.investigation.issued import Issued, called, in_group
 from distdiag.analyzers.investigation.loops import Labels
 from distdiag.analyzers.investigation.microbatches import Uneven, uneven
 from distdiag.analyzers.investigation.naming import Name
-from distdiag.analyzers.investigation.paths import fork_line, shared_frames
+from distdiag.analyzers.investigation.paths import Frames, fork_line, shared_frames
 from distdiag.analyzers.investigation.program import Programs
 from distdiag.analyzers.investigation.scene import Scene
 from distdiag.analyzers.investigation.tallies import Misaddressed, Tally, awaited, differing, misaddressed
@@ -54,7 +54,7 @@ def circle(scene: Scene, found: Standstill) -> Iterator[Incident]:
     if tally is not None:
         yield _against_before(scene, cycle, (tally,), (tally.said, *(_in_circle(scene, wait) for wait in cycle)))
         return
-    name, culprits = _named(cycle)
+    name, culprits = _named(scene, cycle)
     if name == ORDER_DEADLOCK:
         left = _left_the_program(scene, cycle)
         if isinstance(left, Incident):
@@ -205,25 +205,39 @@ def _site(scene: Scene, calls: Mapping[int, Issued], culprits: Sequence[int]) ->
     return fork_line(mine.path, other, shared_frames(scene.run.paths.values()))
 
 
-def _named(cycle: Sequence[Wait]) -> tuple[str, tuple[int, ...]]:
+def _named(scene: Scene, cycle: Sequence[Wait]) -> tuple[str, tuple[int, ...]]:
     """Return the name of a circle and its culprits."""
     kinds = {wait.kind for wait in cycle}
     if kinds == {WaitKind.POINT_TO_POINT}:
         return P2P_DEADLOCK, tuple(sorted({rank for wait in cycle for rank in wait.waiters}))
     if WaitKind.CREATION in kinds:
-        return GROUP_CREATION_STUCK, _minority(cycle)
+        return GROUP_CREATION_STUCK, _minority(scene, cycle)
     if WaitKind.POINT_TO_POINT in kinds:
         messages = [wait for wait in cycle if wait.kind is WaitKind.POINT_TO_POINT]
         return P2P_UNMATCHED, tuple(sorted({rank for wait in messages for rank in wait.absent}))
-    return ORDER_DEADLOCK, _minority(cycle)
+    return ORDER_DEADLOCK, _minority(scene, cycle)
 
 
-def _minority(cycle: Sequence[Wait]) -> tuple[int, ...]:
-    """Return the ranks in the operation with strictly fewest waiters, none at a tie."""
-    ordered = sorted(cycle, key=lambda wait: len(wait.waiters))
-    if len(ordered) > 1 and len(ordered[0].waiters) == len(ordered[1].waiters):
+def _minority(scene: Scene, cycle: Sequence[Wait]) -> tuple[int, ...]:
+    """Return the ranks in the operation with strictly fewest of them, none at a tie.
+
+    Who is at the same line in a group of the same kind stands on the same side, though outside the circle.
+    """
+    sides: dict[tuple[str, str, Frames], set[int]] = {}
+    for wait in scene.waits:
+        for kind in _kinds(scene, wait):
+            sides.setdefault(kind, set()).update(wait.waiters)
+    distinct = len({kind for wait in cycle for kind in _kinds(scene, wait)}) == len(cycle)
+    ordered = sorted(
+        (wait.waiters.union(*(sides[kind] for kind in _kinds(scene, wait) if distinct)) for wait in cycle), key=len
+    )
+    if len(ordered) > 1 and len(ordered[0]) == len(ordered[1]):
         return ()
-    return tuple(sorted(ordered[0].waiters))
+    return tuple(sorted(ordered[0]))
+
+
+def _kinds(scene: Scene, wait: Wait) -> set[tuple[str, str, Frames]]:
+    return {(scene.group(wait), call.op, call.path) for call in scene.calls_in(wait).values()}
 
 
 def _in_circle(scene: Scene, wait: Wait) -> str:

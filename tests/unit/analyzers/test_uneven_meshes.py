@@ -1,4 +1,4 @@
-"""Replicas of a job in several dimensions whose data ends at different batches: no group has a majority."""
+"""Replicas of a job in several dimensions that part, as where data ends at other batches: no group has a majority."""
 
 from pathlib import Path
 
@@ -58,3 +58,20 @@ def test_the_replica_whose_data_ends_before_that_of_most_is_named(tmp_path: Path
 
 def test_who_leaves_its_loop_before_the_data_ends_is_not_out_of_data(tmp_path: Path) -> None:
     assert verdict(replicas((4, 3), then="breaks"), tmp_path).name != "uneven-batches"
+
+
+def test_replicas_of_one_side_stand_together_though_only_one_is_in_the_circle(tmp_path: Path) -> None:
+    """Half of the ranks come to a barrier of all that the others never call: none of them is fewer than the others."""
+    logs = Logs(world_size=4)
+    for rank in logs:
+        replica, shard = divmod(rank.rank, 2)
+        rank.group(f"dp{shard}", (shard, 2 + shard), description="mesh_dp")
+        rank.all_reduce(STEP, group=f"dp{shard}")
+        saves = replica == 0
+        call = rank.barrier(SUM, pending=True) if saves else rank.all_reduce(STEP, group=f"dp{shard}", pending=True)
+        rank.done(call, seconds=6.0, error=TIMED_OUT).fault("RuntimeError", TIMED_OUT, STEP).exit(1)
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits) == ("order-deadlock", ())
+    assert "which condition brings some ranks to one of them alone" in found.next_steps[1]
