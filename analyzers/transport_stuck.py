@@ -17,7 +17,7 @@ What to do
 from collections.abc import Iterator
 from dataclasses import replace
 
-from distdiag.analyzers._wording import named, verb
+from distdiag.analyzers._wording import named
 from distdiag.analyzers.investigation import investigate
 from distdiag.analyzers.investigation.incident import Incident, Together
 from distdiag.analyzers.investigation.sources import recorded
@@ -44,8 +44,9 @@ def _summary(incident: Incident, together: Together) -> str:
     wait = together.wait
     waiters = tuple(sorted(wait.waiters))
     ended = gave_up(wait) if wait.given_up_ns is not None else "still wait"
+    who = f"all of {named(waiters)} are" if len(waiters) > 1 else f"{named(waiters)} is"
     return (
-        f"all of {named(waiters)} {verb(waiters, 'is', 'are')} in {incident.operation}{incident.at_step}, "
+        f"{who} in {incident.operation}{incident.at_step}, "
         f"and it does not end\n"
         f"No call differs and no rank is missing; they {ended}{at(incident, waiters)}."
     )

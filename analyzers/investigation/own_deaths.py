@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distdiag.analyzers.investigation.deaths import KILLED, OUT_OF_MEMORY, Death, of_nobody, together
-from distdiag.analyzers.investigation.lives import CONNECTION, OWN_FAULT, TIMEOUT, End, Life
+from distdiag.analyzers.investigation.lives import CONNECTION, NEVER_NS, OWN_FAULT, TIMEOUT, End, Life
 from distdiag.analyzers.investigation.memory import is_memory_error
 from distdiag.analyzers.investigation.paths import Frames
 from distdiag.analyzers.investigation.rows import by_rank, records, whole
@@ -176,12 +176,21 @@ def deaths_of(run: Run, lives: Mapping[int, Life], blocked_since: Mapping[int, i
     cut = set(run.quality.cut_ranks)
     sure = [death for death in single if not cut.intersection(death.ranks) or death.cause != KILLED]
     single = sure or single
-    first_timeout = vanished.first_timeout_ns
-    timely = [d for d in single if first_timeout is None or d.time_ns <= first_timeout]
+    timely = _timely(run, single, vanished.timeouts)
     alike: dict[tuple[str, str, str | None], list[Death]] = {}
     for death in timely:
         alike.setdefault((death.cause, _without_numbers(death.what), death.site), []).append(death)
     return tuple(sorted(map(together, alike.values()), key=lambda death: (death.time_ns, death.ranks)))
+
+
+def _timely(run: Run, deaths: Sequence[Death], timeouts: Mapping[int, int]) -> list[Death]:
+    """Return the deaths of before any rank whose clock compares gave up waiting; those of nobody are of any clock."""
+    clock = {rank: number for number, island in enumerate(run.islands) for rank in island}
+    first: dict[int | None, int] = {}
+    for rank, at in timeouts.items():
+        for each in {clock.get(rank), None}:
+            first[each] = min(at, first.get(each, at))
+    return [d for d in deaths if d.time_ns <= first.get(clock.get(d.ranks[0]) if d.ranks else None, NEVER_NS)]
 
 
 def _without_numbers(text: str) -> str:

@@ -77,8 +77,9 @@ class Vanished:
         self._last_seen = LastSeen(run)
         self._failures = {rank: life.failed_ns for rank, life in lives.items() if life.failed_ns is not None}
         self._said = {rank: lives[rank].failure or "" for rank in self._failures}
-        self.first_timeout_ns = min(self._saying(TIMEOUT).values(), default=None)
-        """When the first rank gave up waiting."""
+        self.timeouts = self._saying(TIMEOUT)
+        """When ranks gave up waiting."""
+        self.first_timeout_ns = min(self.timeouts.values(), default=None)
         self._failure_times = sorted(self._failures.values())
         self._broken = self._saying(CONNECTION)
         self._newest_ns = max((life.last_ns for life in lives.values()), default=0)

@@ -59,8 +59,8 @@ def read(files: Sequence[Path]) -> Iterator[Imported]:
     notes += others
     told = owned(transcripts)
     bars = [transcript.bar for transcript in transcripts if transcript.bar is not None]
-    moments, clocks = moments_of(told, transcripts), clocks_of(told, transcripts)
-    yield from imported(moments, told, bars, ordinary_of(transcripts), clocks)
+    moments = moments_of(told, transcripts)
+    yield from imported(moments, told, bars, ordinary_of(transcripts), clocks_of(told, transcripts, moments))
     notes += _notes(transcripts)
     if notes:
         yield Imported(rank=None, attempt=0, events=(), notes=tuple(notes))

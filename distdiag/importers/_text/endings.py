@@ -57,6 +57,7 @@ _MEMORY = re.compile(
 def tell_errors(job: Job) -> None:
     """Add the exceptions that are the ranks' own; those that nobody signed are kept apart."""
     gave_up = {rank: min(ends) for rank, tale in job.tales.items() if (ends := _given_up(tale))}
+    order = _Order(job)
     seen: set[tuple[int | None, str]] = set()
     ordered = sorted(job.told, key=lambda pair: not getattr(pair[1].said.what, "frames", ()))  # the fuller one first
     for moment, told in ordered:
@@ -67,9 +68,9 @@ def tell_errors(job: Job) -> None:
         if key in seen:
             continue
         seen.add(key)
-        first_ns = min((at for rank, at in gave_up.items() if rank != told.rank), default=moment)
+        first_ns = min((at for rank, at in gave_up.items() if _is_of_clock(job, rank, told)), default=moment)
         if told.rank not in (None, *gave_up) and first_ns < moment:
-            if _is_timed(job, told, first_ns):
+            if order.is_after(told, first_ns):
                 said = f"rank {told.rank} failed after others had given up: {what.type}: {what.message[:MOST_SAID]}"
                 job.remarks.append((moment, Remark(text=said, telling=True)))
             else:
@@ -85,24 +86,32 @@ def _given_up(tale: Tale) -> list[int]:
     return [act.end_ns for act in tale.acts if act.error is not None and act.end_ns is not None]
 
 
-def _is_timed(job: Job, told: Told, since_ns: int) -> bool:
-    """Return whether an error of a rank that never came is known to be of after others gave up.
+class _Order:
+    """What is known to have been said after something else, in files whose lines may stand in any order."""
 
-    Tracebacks bear no moment, and outputs that are put together, one behind the other, stand in no order. It is
-    known where it has a moment, follows upon one of its own rank, or upon the end of a process.
-    """
-    line, file = told.said.line, told.said.file
-    if not line.borrowed:
-        return line.stamp is not None
-    for moment, each in job.told:
-        what, earlier = each.said.what, each.said.line
-        if each.said.file != file or earlier.number >= line.number:
-            continue
-        if isinstance(what, Ended | Torn) or (isinstance(what, Remark) and what.stops):
-            return True
-        if each.rank == told.rank and moment >= since_ns and not earlier.borrowed:
-            return True
-    return False
+    def __init__(self, job: Job) -> None:
+        self._ends: dict[int, int] = {}
+        """By file, the first line that tells of the end of a process, or of the job."""
+        self._own: dict[tuple[int, int | None], list[tuple[int, int]]] = {}
+        """By file and rank, the lines that bear a moment."""
+        for moment, each in job.told:
+            what, line, file = each.said.what, each.said.line, each.said.file
+            if isinstance(what, Ended | Torn) or (isinstance(what, Remark) and what.stops):
+                self._ends[file] = min(line.number, self._ends.get(file, line.number))
+            if line.stamp is not None and not line.borrowed:
+                self._own.setdefault((file, each.rank), []).append((line.number, moment))
+
+    def is_after(self, told: Told, since_ns: int) -> bool:
+        """Return whether an error of a rank that never came is known to be of after others gave up.
+
+        Tracebacks bear no moment, and outputs that are put together, one behind the other, stand in no order. It is
+        known where it has a moment, follows upon one of its own rank, or upon the end of a process.
+        """
+        line, file = told.said.line, told.said.file
+        if not line.borrowed:
+            return line.stamp is not None
+        before = (at for number, at in self._own.get((file, told.rank), ()) if number < line.number)
+        return self._ends.get(file, line.number) < line.number or any(at >= since_ns for at in before)
 
 
 def _fault(raised: Raised, moment: int, *, went_on: bool) -> events.Fault:
@@ -126,10 +135,18 @@ def _went_on(job: Job, told: Told, moment: int) -> bool:
     if job.ordinary.get(file, 0) > moment + (ALONE_NS if alone else WENT_ON_NS):
         return True
     for other, tale in job.tales.items():
+        if not _is_of_clock(job, other, told):
+            continue
         begun = [act.start_ns for act in tale.acts if act.end_ns is not None and act.start_ns < act.end_ns]
         if begun and max(begun) > moment + (ONCE_NS if other == rank else WENT_ON_NS):
             return True
     return False
+
+
+def _is_of_clock(job: Job, rank: int, told: Told) -> bool:
+    """Return whether moments of a rank compare with those of something said; what has none of its own may be any."""
+    clock = job.clocks.files.get(told.said.file)
+    return clock is None or job.clocks.ranks.get(rank, clock) == clock
 
 
 def tell_consequences(job: Job) -> None:

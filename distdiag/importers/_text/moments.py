@@ -3,11 +3,13 @@
 import datetime
 import os
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from distdiag.importers._text.facts import Ended, Role, Torn, Waited
+from distdiag.importers._text.facts import Ended, Raised, Role, Torn, Waited
 from distdiag.importers._text.filenames import ranks_of
+from distdiag.importers._text.names import DEFAULT_GROUP
 from distdiag.importers._text.owners import MAX_LOCAL_RANKS, Told, world_of
 from distdiag.importers._text.reader import Transcript
 from distdiag.importers._text.times import SECOND_NS, Stamp
@@ -109,6 +111,9 @@ def _zone(last_ns: int, changed_ns: int) -> int:
     return zone if abs(difference - zone) <= AT_ONCE_NS and abs(zone) <= FARTHEST_ZONE_NS else 0
 
 
+AGREED_NS = 2 * SECOND_NS
+"""Ranks that wait in one collective came to it, and give it up, so far apart at most, where nothing went wrong."""
+APART_NS = 10 * SECOND_NS
 _OF_HOSTS = re.compile(r"host|node|worker|pod", re.IGNORECASE)
 """What files are called after that are of a host each."""
 
@@ -124,12 +129,42 @@ class Clocks:
     """Ranks of whose words none bears a moment."""
 
 
-def clocks_of(told: Sequence[Told], transcripts: Sequence[Transcript]) -> Clocks:
+@dataclass(slots=True)
+class _Clocked:
+    """What bears a moment in a file."""
+
+    ends: dict[int, int] = field(default_factory=dict)
+    """When ranks gave up collectives of the whole world, by their numbers."""
+    errors: list[int] = field(default_factory=list)
+    """When ranks failed of themselves."""
+
+    def agrees(self, other: "_Clocked") -> bool:
+        """Return whether clocks agree, by far better than errors are apart: ranks of both gave up at one moment."""
+        common = self.ends.keys() & other.ends.keys()
+        near = all(abs(self.ends[seq] - other.ends[seq]) < AGREED_NS for seq in common)
+        return bool(common) and near and all(abs(a - b) > APART_NS for a in self.errors for b in other.errors)
+
+
+def _clocked(told: Sequence[Told], moments: Sequence[int]) -> Mapping[int, _Clocked]:
+    files: dict[int, _Clocked] = defaultdict(_Clocked)
+    for moment, each in zip(moments, told, strict=True):
+        what, file = each.said.what, files[each.said.file]
+        if isinstance(what, Raised) and each.said.role is Role.INITIATING:
+            file.errors.append(moment)
+        elif isinstance(what, Waited) and what.seq is not None and what.group is not None:
+            line = each.said.line
+            if what.group.name == DEFAULT_GROUP and line.stamp is not None and not line.borrowed:
+                file.ends.setdefault(what.seq, moment)
+    return files
+
+
+def clocks_of(told: Sequence[Told], transcripts: Sequence[Transcript], moments: Sequence[int]) -> Clocks:
     """Return the clocks of some files and of the ranks that speak in them.
 
     Files of one rank each, named after it, are of one host where that may have all ranks; of any others, each may be
-    of another host, but for those in which the same ranks speak.
+    of another host, but for those in which the same ranks speak, and those whose clocks are seen to agree.
     """
+    clocked = _clocked(told, moments)
     paths = [transcript.path for transcript in transcripts]
     speakers: dict[int, set[int]] = {}
     for each in sorted(told, key=lambda each: isinstance(each.said.what, Ended | Torn)):  # a launcher's words come last
@@ -142,8 +177,9 @@ def clocks_of(told: Sequence[Told], transcripts: Sequence[Transcript]) -> Clocks
     files: dict[int, str] = {}
     of_rank: dict[int, str] = {}
     for file in [each for each in speakers if each in stamped and not together]:
-        host = next((of_rank[rank] for rank in speakers[file] if rank in of_rank), f"file {file}" if files else "")
-        files[file] = host
+        alone = f"file {file}" if files else ""
+        alike = next((files[other] for other in files if clocked[other].agrees(clocked[file])), alone)
+        files[file] = host = next((of_rank[rank] for rank in speakers[file] if rank in of_rank), alike)
         of_rank |= dict.fromkeys(speakers[file] - of_rank.keys(), host)
     untimed = {rank for file, ranks in speakers.items() if file not in stamped for rank in ranks}
     return Clocks(files=files, ranks=of_rank, untimed=frozenset(untimed - of_rank.keys()))

@@ -126,3 +126,24 @@ def test_an_error_of_a_ranks_own_is_a_cause_below_the_echoes_of_others_too(tmp_p
     verdict = told_by(tmp_path, out=echoes + out.traceback(KEY_ERROR, TRAIN, rank=1))
 
     assert (verdict.name, verdict.culprits, verdict.victims) == ("rank-died", (1,), (0, 2))
+
+
+@pytest.mark.parametrize(("skew", "first"), [(0.0, (1,)), (1.0, (1,)), (30.0, ()), (-1200.0, ()), (1200.0, ())])
+def test_clocks_that_agree_where_both_hosts_gave_up_tell_which_failed_first(
+    tmp_path: Path, skew: float, first: tuple[int, ...]
+) -> None:
+    verdict = told_by(
+        tmp_path,
+        host_a=[
+            *said(-30, *out.traceback(KEY_ERROR, TRAIN, rank=1)),
+            *(out.watchdog(rank, 41, clock=clock(600)) for rank in (0, 2, 3)),
+        ],
+        host_b=[
+            *said(70 + skew, *out.traceback(NO_LEADER, TRAIN, rank=5)),
+            *(out.watchdog(rank, 41, clock=clock(600.2 + skew)) for rank in (4, 6, 7)),
+        ],
+    )
+
+    assert verdict.culprits == first
+    assert "KeyError" in verdict.summary
+    assert "AssertionError" in verdict.summary

@@ -56,3 +56,11 @@ def test_an_error_in_the_middle_of_a_long_log_is_found(tmp_path: Path) -> None:
     verdict = told(tmp_path, *steps, *out.traceback("KeyError: 'labels'", TRAIN, rank=2), *steps)
 
     assert (verdict.name, verdict.culprits) == ("rank-died", (2,))
+
+
+def test_an_error_in_a_file_without_moments_comes_before_whoever_gave_up_first(tmp_path: Path) -> None:
+    (tmp_path / "node1.log").write_text("\n".join(out.traceback("KeyError: 'labels'", TRAIN, rank=2)) + "\n")
+
+    verdict = told(tmp_path, *(out.watchdog(rank, 41, clock=f"18:40:0{rank * 3}.000000001") for rank in (0, 1, 3)))
+
+    assert (verdict.name, verdict.culprits) == ("rank-died", (2,))
