@@ -39,7 +39,7 @@ def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding for the first list that differs."""
     for incident in investigate(run).named(NAME):
         if isinstance(incident.basis, GroupLists):
-            yield incident.finding(CODE, _summary(incident, incident.basis), _action(incident, incident.basis))
+            yield incident.finding(CODE, _summary(incident, incident.basis), _action(incident))
         elif isinstance(incident.basis, Unmet):
             yield incident.finding(CODE, _not_met(incident.basis), _to_meet(incident, incident.basis))
 
@@ -58,12 +58,11 @@ def _summary(incident: Incident, lists: GroupLists) -> str:
     return f"new_group number {lists.index} was not the same on all ranks{incident.at_step}\n{sides}."
 
 
-def _action(incident: Incident, lists: GroupLists) -> tuple[str, ...]:
+def _action(incident: Incident) -> tuple[str, ...]:
     lines = " and ".join(sorted(set(incident.sites.values())))
     return (f"let every rank ask for every group in the same order{f', see {lines}' if lines else ''}",)
 
 
-# ---- the group of all ranks -----------------------------------------------------------------------------------------
 def _not_met(unmet: Unmet) -> str:
     waiting = [rank for rank in unmet.waiting if rank not in unmet.odd]
     if unmet.cause == SAME_RANK:

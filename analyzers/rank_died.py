@@ -33,7 +33,7 @@ def analyze(run: Run) -> Iterator[Finding]:
     """Yield one finding for the ranks that died first."""
     for incident in investigate(run).named(NAME):
         if isinstance(incident.basis, Death):
-            yield incident.finding(CODE, _summary(incident, incident.basis), _action(incident, incident.basis))
+            yield incident.finding(CODE, _summary(incident, incident.basis), _action(incident.basis))
 
 
 def _summary(incident: Incident, death: Death) -> str:
@@ -74,7 +74,7 @@ def unnamed(death: Death) -> str:
     return f"a process ({death.unnamed})" if death.unnamed else "a rank that nothing names"
 
 
-def _action(incident: Incident, death: Death) -> tuple[str, ...]:
+def _action(death: Death) -> tuple[str, ...]:
     who = named(death.ranks) if death.ranks else f"that process{f' ({death.unnamed})' if death.unnamed else ''}"
     if death.cause == "killed":
         return (

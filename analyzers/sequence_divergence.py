@@ -42,7 +42,7 @@ def analyze(run: Run) -> Iterator[Finding]:
         elif isinstance(incident.basis, Miscount):
             yield incident.finding(CODE, miscount(incident, incident.basis), (_LOOK_AROUND.format(_line(incident)),))
         elif isinstance(incident.basis, Slip):
-            yield incident.finding(CODE, _slip(incident, incident.basis), (_ASK_FOR_CALLS,))
+            yield incident.finding(CODE, _slip(incident.basis), (_ASK_FOR_CALLS,))
         elif isinstance(incident.basis, Disagreement):
             yield incident.finding(CODE, _summary(incident, incident.basis), _action(incident, incident.basis))
 
@@ -92,7 +92,7 @@ def _either(disagreement: Disagreement) -> str:
     return f"made a pass more {numbers}, or left the others' call out"
 
 
-def _slip(incident: Incident, slip: Slip) -> str:
+def _slip(slip: Slip) -> str:
     behind, ahead = sorted(slip.behind.waiters), sorted(slip.ahead.waiters)
     between = counted(slip.ahead.number - slip.behind.number, "call")
     return (

@@ -141,7 +141,6 @@ class Recorder:
         # The first record opens the log: from here on this process is known to have started.
         self.write(events.Pulse(time_ns=time.monotonic_ns(), step=0))
 
-    # ---- writing ----------------------------------------------------------------------------------------------
     def write(self, event: events.Event) -> None:
         """Append one record; never on the path of a collective."""
         self.journal.append(events.encode(event))
@@ -199,7 +198,6 @@ class Recorder:
         """Return the path number of the caller's user frames."""
         return self.path_number(self.sites.at(sys._getframe(1)))
 
-    # ---- where the loop is --------------------------------------------------------------------------------------
     def set_context(self) -> None:
         """Renew the text that all calls share until the loop moves on."""
         phase = self.user_phases[-1] if self.user_phases else self.phase
@@ -271,7 +269,6 @@ class Recorder:
             events.Decision(name=name, value=value, time_ns=time.monotonic_ns(), step=self.step, path=self.here())
         )
 
-    # ---- identity -----------------------------------------------------------------------------------------------
     @property
     def rank(self) -> int | None:
         """Return the rank of this process, None while nobody told it."""

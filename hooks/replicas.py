@@ -82,7 +82,6 @@ class Replicas:
         self._checks = Checks(recorder)
         self._rng_step = -1
 
-    # ---- wrappers ---------------------------------------------------------------------------------------------------
     def of(self, wrapper: Any) -> Replica | None:
         """Return what is known of a wrapper; None if it is alone."""
         known = self._known.get(wrapper)
@@ -163,7 +162,6 @@ class Replicas:
             for handle in replica.handles:
                 handle.remove()
 
-    # ---- steps ------------------------------------------------------------------------------------------------------
     def before_step(self, optimizer: Any) -> None:
         """Look at the replicas that an optimizer is about to change."""
         recorder = self.recorder

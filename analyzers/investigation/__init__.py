@@ -197,7 +197,6 @@ def _divergence_in(incident: Incident) -> Divergence | None:
     return incident.basis.divergence if isinstance(incident.basis, Disagreement) else None
 
 
-# ---- joining ----------------------------------------------------------------------------------------------------
 def _unmet(run: Run, lives: Mapping[int, Life]) -> Iterator[Incident]:
     apart = unmet(run, lives)
     if apart is not None:
@@ -215,7 +214,6 @@ def _unmet(run: Run, lives: Mapping[int, Life]) -> Iterator[Incident]:
         )
 
 
-# ---- lists of groups --------------------------------------------------------------------------------------------
 def _group_lists(run: Run, lives: Mapping[int, Life], stuck: frozenset[int]) -> Iterator[Incident]:
     complete = [rank for rank, life in lives.items() if not life.in_trouble and life.end is not End.RUNNING]
     lists = differing_lists(asked_by_rank(run), complete)
@@ -253,7 +251,6 @@ def _list_evidence(lists: GroupLists) -> tuple[str, ...]:
     return (f"new_group number {lists.index} differs; {first}",)
 
 
-# ---- calls ------------------------------------------------------------------------------------------------------
 def _disagreements(
     run: Run, calls: pd.DataFrame, several: pd.DataFrame, stuck: frozenset[int], *, in_trouble: bool
 ) -> Iterator[Incident]:
@@ -270,7 +267,6 @@ def _disagreements(
             yield disagreement(run, divergence, labels, stuck)
 
 
-# ---- deaths -----------------------------------------------------------------------------------------------------
 def _deaths(run: Run, deaths: Sequence[Death], stuck: frozenset[int], waits: Sequence[Wait]) -> Iterator[Incident]:
     for number, death in enumerate(deaths):
         death = replace(death, too=tuple(map(_too, deaths[number + 1 :][:MOST_TOO])))

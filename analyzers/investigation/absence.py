@@ -164,7 +164,6 @@ def _evidence(scene: Scene, place: Whereabouts, wait: Wait) -> tuple[str, ...]:
     return (said,) if place.detail is None else (said, f"rank {place.rank}: {place.detail}")
 
 
-# ---- the others are right to be gone ----------------------------------------------------------------------------
 def _surplus(scene: Scene, absent: Sequence[_Absent]) -> Incident | None:
     """Return the incident of waiters that began a call after all others had ended well; a majority is not missing."""
     if not absent or any(each.cause != EXITED for each in absent):

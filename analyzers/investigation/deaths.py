@@ -73,7 +73,6 @@ def _outvoted(said: Mapping[int, str]) -> Accused | None:
     )
 
 
-# ---- deaths ----------------------------------------------------------------------------------------------------------
 OUT_OF_MEMORY = "out-of-memory"
 KILLED = "killed"
 NO_SIGNAL = "its log ends without an exit"

@@ -16,7 +16,6 @@ MAX_PROGRAMS = 12
 """So many different streams of one group are aligned; more are no program with one odd rank."""
 
 
-# ---- members that ran the same program, or differ in roles only -----------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Program:
     """Ranks with the same stream, as far as each of them came."""
@@ -63,7 +62,6 @@ def content(member: Member) -> tuple[int, bytes]:
     return -len(member.codes), member.codes.tobytes()
 
 
-# ---- where they went apart -------------------------------------------------------------------------------------------
 def divergence_of(run: Run, calls: pd.DataFrame, group: GroupCalls, labels: Labels) -> Divergence | None:
     """Return the first divergence of a group, None where members differ in roles only."""
     programs = programs_of(group)
@@ -199,7 +197,6 @@ def _explains_the_stop(reference: Stream, odd: Stream, alignment: Alignment) -> 
     return left_over < abs(len(reference.tokens) - len(odd.tokens))
 
 
-# ---- steps with more or fewer passes, which show themselves only much later -----------------------------------------
 def at_odd_step(run: Run, calls: pd.DataFrame, group: GroupCalls, labels: Labels, d: Divergence) -> Divergence | None:
     """Return a divergence where it began, if that was a step with more or fewer passes on the odd ranks.
 

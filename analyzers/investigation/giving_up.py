@@ -115,7 +115,7 @@ class _Moment:
         then, lives_then = _as_of(run, lives, cuts)
         queues = queues_of(then, lives_then)
         found = (*waits_of(then, lives_then, blocked_calls(then, lives_then)), *queues.waits)
-        self.waits = reached(found, [wait for wait in found if _counts(run, lives, wait, max(cuts.values()))])
+        self.waits = reached(found, [wait for wait in found if _counts(lives, wait, max(cuts.values()))])
         self.halted = queues.halted
 
 
@@ -160,7 +160,7 @@ def _cuts_of(frame: pd.DataFrame, cuts: Mapping[int, int]) -> Integers:
     return moments[positions] if len(ranks) else np.zeros(0, dtype=np.int64)
 
 
-def _counts(run: Run, lives: Mapping[int, Life], wait: Wait, until_ns: int) -> bool:
+def _counts(lives: Mapping[int, Life], wait: Wait, until_ns: int) -> bool:
     """Return whether a wait is one to be explained: it gave up, or it was long and its ranks failed later."""
     if wait.given_up_ns is not None:
         return True
@@ -168,7 +168,6 @@ def _counts(run: Run, lives: Mapping[int, Life], wait: Wait, until_ns: int) -> b
     return bool(never_ended) and until_ns - wait.since_ns >= BRIEF_NS
 
 
-# ---- doubts -----------------------------------------------------------------------------------------------------
 def _held_up(calls: pd.DataFrame, sinks: frozenset[int], waits: Sequence[Wait], time_ns: int) -> str | None:
     """Return that a rank which was waited for had itself been held up for most of that time, by ranks that came."""
     since_ns = min((wait.since_ns for wait in waits if wait.given_up_ns is not None), default=None)

@@ -84,7 +84,7 @@ def unmet(run: Run, lives: Mapping[int, Life]) -> Unmet | None:
     """Return how ranks that do not come through joining differ in where and how they join, where they do."""
     joined = _joined(run)
     stuck = {rank for rank, each in joined.items() if _is_stuck(each, lives.get(rank), joined)}
-    apart = _sizes_apart(run, joined, lives)
+    apart = _sizes_apart(joined, lives)
     if len(joined) < 2 or not (stuck or apart):
         return None
     places = _places(joined)
@@ -109,7 +109,6 @@ def where_joined(run: Run) -> dict[str, list[int]]:
     return places
 
 
-# ---- what each did --------------------------------------------------------------------------------------------------
 def _joined(run: Run) -> dict[int, Joined]:
     """Return the last joining of each rank that told where it went."""
     phases = run.phases
@@ -148,7 +147,7 @@ def _is_stuck(joined: Joined, life: Life | None, all_joined: Mapping[int, Joined
     return joined.open and life.last_ns - newest_ns >= BRIEF_NS
 
 
-def _sizes_apart(run: Run, joined: Mapping[int, Joined], lives: Mapping[int, Life]) -> set[int]:
+def _sizes_apart(joined: Mapping[int, Joined], lives: Mapping[int, Life]) -> set[int]:
     """Return the ranks in trouble where some joined one place for worlds of different sizes, and came through."""
     at: dict[tuple[str, int | None], set[int]] = {}
     for each in joined.values():
@@ -162,7 +161,6 @@ def _sizes_apart(run: Run, joined: Mapping[int, Joined], lives: Mapping[int, Lif
     }
 
 
-# ---- places ---------------------------------------------------------------------------------------------------------
 def _places(joined: Mapping[int, Joined]) -> dict[int, object]:
     """Return for each rank something that is equal for all that go to the same place."""
     networked = [each for each in joined.values() if each.port is not None]
@@ -206,7 +204,6 @@ def _came_from_elsewhere(meetings: Mapping[Meeting, Sequence[Joined]]) -> bool:
     )
 
 
-# ---- what differs ---------------------------------------------------------------------------------------------------
 def _at_several(run: Run, meetings: Mapping[Meeting, Sequence[Joined]]) -> Unmet | None:
     if _came_from_elsewhere(meetings):
         return None
@@ -278,7 +275,6 @@ def _sites(ranks: Collection[Joined]) -> dict[int, str]:
     return {each.rank: location(each.path[-1]) for each in ranks if each.path}
 
 
-# ---- what their errors tell -----------------------------------------------------------------------------------------
 def _heard(run: Run, ranks: Sequence[Joined]) -> Iterator[str]:
     """Yield what the errors of ranks say of who came."""
     for each in sorted(ranks, key=lambda each: each.rank):

@@ -92,7 +92,6 @@ def _same_line(answers: pd.DataFrame) -> pd.DataFrame:
     return same
 
 
-# ---- how far in their loops -----------------------------------------------------------------------------------------
 FORWARD = "forward"
 """The phase that recording infers while a forward goes on."""
 

@@ -128,9 +128,6 @@ def _came_too_late(run: Run, call: Any, left_ns: int) -> bool:
     return not bool((mine["end_ns"].isna() | (mine["end_ns"] > left_ns)).any())
 
 
-# ---- until when a rank that comes has come in time ------------------------------------------------------------------
-
-
 def deadline_ns(timeout_seconds: float | None, since_ns: int, given_up_ns: int) -> int:
     """Return until when a rank could come in time: a timeout expires a while before its error is seen and recorded.
 

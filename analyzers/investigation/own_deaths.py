@@ -162,7 +162,6 @@ def _type_of(text: str) -> str:
     return text.partition(":")[0].rpartition(".")[2]
 
 
-# ---- which rank died ------------------------------------------------------------------------------------------------
 def deaths_of(run: Run, lives: Mapping[int, Life], blocked_since: Mapping[int, int]) -> tuple[Death, ...]:
     """Return the deaths that nobody else caused, the first one first.
 

@@ -168,7 +168,6 @@ def _is_old(lives: Mapping[int, Life], head: Head) -> bool:
     return lives[head.rank].watched_ns - head.since_ns >= BRIEF_NS
 
 
-# ---- collectives ------------------------------------------------------------------------------------------------
 def _collectives(run: Run, progress: Progress, heads: Mapping[int, Head], stuck: Collection[int]) -> Iterator[Wait]:
     at: dict[tuple[str, int], list[Head]] = {}
     for head in heads.values():
@@ -200,7 +199,6 @@ def _collectives(run: Run, progress: Progress, heads: Mapping[int, Head], stuck:
         )
 
 
-# ---- point to point ---------------------------------------------------------------------------------------------
 def _messages(run: Run, messages: Messages, heads: Mapping[int, Head], stuck: Collection[int]) -> Iterator[Wait]:
     logged = frozenset(run.ranks)
     for message in messages.at_head:

@@ -133,9 +133,6 @@ def _why(rows: pd.DataFrame, first: "pd.Series[Any]", within: bool) -> str:
     return f"{passed} elements are reduced into {room}"
 
 
-# ---- what backends say in so many words, where the calls themselves are not recorded --------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToldSizes:
     """A rank was sent more than it had room for."""

@@ -59,7 +59,6 @@ def _doubtful(scene: Scene, doubt: str) -> Incident:
     return Incident(name=INSUFFICIENT, time_ns=since_ns, basis=Unexplained(ranks=ranks, reason=doubt))
 
 
-# ---- nobody's fault ---------------------------------------------------------------------------------------------
 def _rest(scene: Scene) -> Iterator[Incident]:
     waits = sorted((wait for wait in scene.waits if not wait.any_of), key=lambda wait: (wait.since_ns, wait.group))
     unknown = [wait for wait in waits if wait.unknown]
@@ -194,9 +193,6 @@ def _raced(scene: Scene, wait: Wait) -> bool:
     return bool((several > 1).any()) or bool(unfinished["contended"].any())
 
 
-# ---- devices that stopped: their hosts went on, their peers went past -----------------------------------------------
-
-
 def halts(scene: Scene) -> Iterator[Incident]:
     """Yield one incident for all devices that stopped, the first one's operation named."""
     if not scene.halted:
@@ -231,7 +227,6 @@ def halts(scene: Scene) -> Iterator[Incident]:
     )
 
 
-# ---- addresses of processes that are gone ---------------------------------------------------------------------------
 def refused(run: Run, lives: Mapping[int, Life]) -> Iterator[Incident]:
     """Yield that ranks read addresses of processes that are gone, which a store kept over a restart."""
     found = {rank: at for rank, at in refused_in(run).items() if lives[rank].failed_ns is not None}

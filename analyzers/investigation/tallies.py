@@ -59,7 +59,6 @@ class Tally:
         )
 
 
-# ---- messages between two -----------------------------------------------------------------------------------------
 def differing(scene: Scene, cycle: Sequence[Wait]) -> Tally | None:
     """Return who of a circle of waiting posted a message too many, or left one out; None where that is not clear."""
     in_collectives = {rank for wait in cycle if wait.kind is WaitKind.COLLECTIVE for rank in wait.waiters}
@@ -91,7 +90,6 @@ def _compared(scene: Scene, wait: Wait) -> Tally | None:
     return answered if answered.now < answered.usual else None
 
 
-# ---- messages from anybody ----------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Awaited:
     """A receive from any rank for which nobody has a message left."""
@@ -155,7 +153,6 @@ def _senders(scene: Scene, wait: Wait) -> tuple[int, ...]:
     return tuple(sorted(set(scene.members(wait) or ()) - wait.waiters))
 
 
-# ---- counting -----------------------------------------------------------------------------------------------------
 def _messages(scene: Scene, wait: Wait) -> pd.DataFrame:
     calls = scene.run.calls
     return calls[(calls["group_key"] == wait.group) & calls["p2p"] & ~calls["captured"]]
@@ -197,9 +194,6 @@ def _tally(
         usual=usual.pop(),
         steps=len(before),
     )
-
-
-# ---- messages that went to the wrong rank: nobody expects them there, and somebody else waits for them --------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +244,7 @@ def _wrong(scene: Scene, wait: Wait, call: Issued, other: Wait, its: Issued) -> 
     # To a rank that it served before it may just have been the next message, and that rank have left its side out.
     if (earlier["peer"] == call.peer).any():
         return None
-    before = int(((earlier["peer"] == its.rank) & (earlier["path"] == _path_of(scene.run.calls, wait, call))).sum())
+    before = int(((earlier["peer"] == its.rank) & (earlier["path"] == _path_of(scene.run.calls, call))).sum())
     return Misaddressed(wait=wait, call=call, meant=its.rank, before=before) if before else None
 
 
@@ -260,6 +254,6 @@ def _earlier(calls: pd.DataFrame, wait: Wait, call: Issued) -> pd.DataFrame:
     return mine[(mine["group_key"] == wait.group) & (mine["op"] == call.op) & (mine["call"] < call.call)]
 
 
-def _path_of(calls: pd.DataFrame, wait: Wait, call: Issued) -> int:
+def _path_of(calls: pd.DataFrame, call: Issued) -> int:
     mine = calls.loc[(calls["rank"] == call.rank) & (calls["call"] == call.call), "path"]
     return int(mine.iloc[0])

@@ -75,7 +75,6 @@ def _holds(call: Any, pulse: Any, last: Any) -> bool:
     return bool(call.thread != "MainThread" or pd.isna(pulse.path) or pulse.path == call.path)
 
 
-# ---- collectives ------------------------------------------------------------------------------------------------
 def _collective_waits(run: Run, blocked: pd.DataFrame) -> Iterator[Wait]:
     if blocked.empty:
         return
@@ -136,7 +135,6 @@ def _deadline_of(run: Run, key: str, left: pd.DataFrame) -> int:
     return min(deadline_ns(timeout, int(row.start_ns), int(row.end_ns)) for row in records(left))
 
 
-# ---- making groups ----------------------------------------------------------------------------------------------
 def _creation_waits(run: Run, lives: Mapping[int, Life]) -> Iterator[Wait]:
     for phase in CREATIONS:
         begun = _begun(run, phase)

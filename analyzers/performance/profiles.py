@@ -137,7 +137,6 @@ def _percent(part_ns: int, whole_ns: int) -> float | None:
     return round(100 * part_ns / whole_ns, 2) if whole_ns else None
 
 
-# ---- waiting ----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
     """What one rank waited in collectives, and what it made others wait."""

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from distdiag.analyzers.performance import Measured
-from distdiag.analyzers.performance.causes import Causes, causes_of
+from distdiag.analyzers.performance.causes import causes_of
 from distdiag.analyzers.performance.dependencies import Graph, Vertex
 from distdiag.analyzers.performance.job import BACKWARD, FORWARD, NANO, OPTIMIZER, Job, Numbers
 from distdiag.analyzers.performance.simulator import measured_seconds
@@ -150,7 +150,7 @@ def _told(run: Run, answer: WhatIf) -> dict[str, Any]:
         "by_stage": {stage: _ratio(slowdown) for stage, slowdown in answer.by_stage.items()},
         "by_data_parallel_rank": {dp: _ratio(slowdown) for dp, slowdown in answer.by_dp.items()},
         "worker_slowdowns": _heat_map(answer),
-        "fixing": _fixes(answer, causes),
+        "fixing": _fixes(answer),
         "forward_backward_correlation": _ratio(causes.passes.correlation) if causes.passes else None,
         "microbatch_variation": _ratio(causes.passes.variation) if causes.passes else None,
         **_gpu_hours(run, answer),
@@ -165,7 +165,7 @@ def _heat_map(answer: WhatIf) -> list[list[float | None]]:
     return [[_ratio(value) for value in row] for row in rows.tolist()]
 
 
-def _fixes(answer: WhatIf, causes: Causes) -> list[dict[str, Any]]:
+def _fixes(answer: WhatIf) -> list[dict[str, Any]]:
     """Return what a step would take if one thing were at its usual pace, the greatest gain first."""
     of = answer.job
     workers = [each.rank for each in answer.slowest]

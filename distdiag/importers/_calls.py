@@ -85,7 +85,6 @@ def calls_of(entries: Sequence[Entry], kinds: Kinds, *, mute: bool) -> Calls:
     )
 
 
-# ---- what was issued ------------------------------------------------------------------------------------------------
 def _issued(entries: Sequence[Entry], kinds: Kinds, kind: Integers) -> _Issued:
     seq = _integers([e.collective_seq_id if e.collective_seq_id is not None else e.seq_id or 0 for e in entries])
     message_seq = _integers([entry.p2p_seq_id for entry in entries])
@@ -153,7 +152,6 @@ def _positions_learnt(kinds: Kinds, group: Integers, p2p: Booleans, message_seq:
         facts.last_seq = max(0, int(newest[facts.number]))
 
 
-# ---- how it ended ---------------------------------------------------------------------------------------------------
 def _ends_learnt(
     entries: Sequence[Entry], kinds: Kinds, issued: _Issued, start: Integers, completed: Booleans, *, mute: bool
 ) -> None:
@@ -241,7 +239,6 @@ def with_ends(dones: Rows, more: Sequence[events.Done]) -> Rows:
     )
 
 
-# ---- columns --------------------------------------------------------------------------------------------------------
 def _calls_rows(number: Integers, signature: Integers, seq: Integers, start: Integers, batch: Integers) -> Rows:
     return Rows(
         kind=events.Call,

@@ -61,7 +61,6 @@ class Roster:
         decided = (done for facts in transcript.groups.values() for done in self._decided(transcript, facts))
         return with_ends(transcript.dones, list(decided))
 
-    # ---- groups -----------------------------------------------------------------------------------------------------
     def members(self, transcript: Transcript, name: str) -> tuple[int, ...]:
         """Return the global ranks of a group in its own order."""
         key = transcript.rank, name
@@ -133,7 +132,6 @@ class Roster:
             agree=digests[0] if len(digests) == 1 else hash_together(digests),
         )
 
-    # ---- ends -------------------------------------------------------------------------------------------------------
     def _decided(self, transcript: Transcript, facts: GroupFacts) -> Iterator[events.Done]:
         """Yield the ends of collectives of a backend that does not tell how they ended.
 
@@ -155,7 +153,6 @@ class Roster:
             else:
                 yield events.Done(call=each.call, end_ns=each.start_ns, clock="unknown")
 
-    # ---- progress ---------------------------------------------------------------------------------------------------
     def _statuses(self, transcript: Transcript) -> Iterator[events.Status]:
         told = self._progress[transcript.rank]
         for name in dict.fromkeys((*transcript.groups, *told)):

@@ -97,7 +97,7 @@ def sorted_files(paths: Sequence[Path], importers: Sequence[Importer], tables: S
     sorting = _Sorting((*tables, *importers))
     for path in paths:
         sorting.take(path)
-    run, others = _chosen(runs_of(sorting.own, paths[0]), sorting, paths)
+    run, others = _chosen(runs_of(sorting.own, paths[0]), paths)
     besides = sorting.settle_crashes(run.folders if run is not None else ())
     elsewhere = {folder for other in others for folder in other.folders}
     known = {each: _outside(files, elsewhere, sorting.own) for each, files in sorting.known.items()}
@@ -228,9 +228,7 @@ def _is_own(file: Path, head: bytes) -> bool:
     return place_of(file.name) is not None and (not head.strip(b"\0\r\n ") or _RECORD.match(head) is not None)
 
 
-def _chosen(
-    runs: Sequence[OwnRun], sorting: _Sorting, paths: Sequence[Path]
-) -> tuple[OwnRun | None, tuple[OwnRun, ...]]:
+def _chosen(runs: Sequence[OwnRun], paths: Sequence[Path]) -> tuple[OwnRun | None, tuple[OwnRun, ...]]:
     """Return the run to analyse and those that are left out."""
     if len(runs) < 2:
         return (runs[0] if runs else None), ()

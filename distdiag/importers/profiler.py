@@ -143,7 +143,6 @@ def _numbered(trace: _Trace, rank: int) -> str:
     return f"neither {trace.file} nor its name tells its rank: it is called rank {rank} here"
 
 
-# ---- rows -------------------------------------------------------------------------------------------------------
 def _profiles(traces: Sequence[tuple[int, _Trace]]) -> Any:
     rows = [{"rank": rank, "file": trace.file, **row} for rank, trace in traces for row in _with_notes(trace, rank)]
     return frame(PROFILE_COLUMNS, {name: [row[name] for row in rows] for name in PROFILE_COLUMNS})

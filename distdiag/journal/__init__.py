@@ -140,7 +140,6 @@ class Journal:
                 with guard("ship the end of the journal"):
                     self._ship_rest(self._shipper)
 
-    # ---- under the lock -------------------------------------------------------------------------------------------
     def _exclusively(self, act: Callable[[], None]) -> None:
         """Run ``act`` with nobody else in here; if this very thread is, right after what it is doing."""
         self._acts.append(act)
@@ -255,7 +254,6 @@ class Journal:
                 self._spare = None
             self._reduce()
 
-    # ---- under the maintenance lock -------------------------------------------------------------------------------
     @contextlib.contextmanager
     def _tidying(self, seconds: float) -> Iterator[bool]:
         """Hold the maintenance lock; yield False if another thread kept it for so long."""
@@ -293,7 +291,6 @@ class Journal:
                 with contextlib.suppress(OSError):  # other ranks' logs may still be there
                     self._directory.rmdir()
 
-    # ---- small things ---------------------------------------------------------------------------------------------
     def _reserve(self, stem: str) -> tuple[str, int]:
         taken = self._shipper.attempts(stem) if self._shipper else set()
         attempt = reserve(self._directory, stem, self._asked_attempt, taken)

@@ -114,7 +114,7 @@ def tape(block: Block, model: Model, layout: Layout, training: Training) -> Tape
     return Tape(
         branches=(
             _attention(block.attention, model, layout, training, size),
-            _mlp(block.mlp, model, layout, training, size),
+            _mlp(block.mlp, model, layout, size),
         ),
         stream=size.stream,
     )
@@ -223,11 +223,11 @@ def _scores(query: int, pair: int, matrix: int, mask: int, ring: int) -> tuple[S
     )
 
 
-def _mlp(mlp: Mlp, model: Model, layout: Layout, training: Training, size: Widths) -> tuple[Step, ...]:
+def _mlp(mlp: Mlp, model: Model, layout: Layout, size: Widths) -> tuple[Step, ...]:
     norm = _norm("norm2", model, size, size.gathered)
     dropout = _dropout("MLP dropout", model, size)
     if not mlp.experts:
-        return (norm, *_feed_forward("MLP", "", mlp.width, mlp.gated, model, layout, size, size.tokens), *dropout)
+        return (norm, *_feed_forward("MLP", "", mlp.width, mlp.gated, layout, size, size.tokens), *dropout)
     routed = size.tokens * mlp.per_token
     copies = routed * size.bytes * model.hidden
     router = Step(
@@ -239,16 +239,16 @@ def _mlp(mlp: Mlp, model: Model, layout: Layout, training: Training, size: Width
     )
     combine = Step(name="experts' outputs", saved=copies, output=size.gathered, input=copies)
     shared = (
-        _feed_forward("shared MLP", "shared.", mlp.shared_width, mlp.gated, model, layout, size, size.tokens)
+        _feed_forward("shared MLP", "shared.", mlp.shared_width, mlp.gated, layout, size, size.tokens)
         if mlp.shared_width
         else ()
     )
-    experts = _feed_forward("experts", "", mlp.width, mlp.gated, model, layout, size, routed)
+    experts = _feed_forward("experts", "", mlp.width, mlp.gated, layout, size, routed)
     return (norm, *shared, router, *experts, combine, *dropout)
 
 
 def _feed_forward(
-    name: str, prefix: str, width: int, gated: bool, model: Model, layout: Layout, size: Widths, tokens: int
+    name: str, prefix: str, width: int, gated: bool, layout: Layout, size: Widths, tokens: int
 ) -> tuple[Step, ...]:
     """Up, activation, down; a gated one keeps both projections, the activated gate and the product."""
     inner = tokens * size.bytes * width // layout.tensor

@@ -105,7 +105,6 @@ def group_key(group: str, members: Sequence[int] | None) -> str:
     return f"{group}[{'?' if members is None else events.folded(members)}]"
 
 
-# ---- groups that were made again: numbers of calls begin anew with each ---------------------------------------------
 if TYPE_CHECKING:
     import pandas as pd
 

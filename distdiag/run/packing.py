@@ -82,7 +82,6 @@ def _by_ranks(logs: Sequence[LogFile], ranks: Mapping[Path, int | None]) -> dict
     return found
 
 
-# ---- tables ---------------------------------------------------------------------------------------------------------
 def _write(folder: Path, ranks: str, logs: Sequence[tuple[int, LogFile, int | None]]) -> set[str]:
     """Write the records of a range of ranks; return their kinds."""
     engine = Engine()
@@ -142,7 +141,6 @@ def _records(lines: str, kind: str, logs: Sequence[tuple[int, LogFile, int | Non
     return f"SELECT {', '.join(columns)} FROM ({source})"
 
 
-# ---- manifest -------------------------------------------------------------------------------------------------------
 def _described(logs: Sequence[LogFile]) -> tuple[PackedFile, ...]:
     cuts = _cuts(logs)
     return tuple(

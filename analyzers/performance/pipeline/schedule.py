@@ -166,7 +166,6 @@ def _boundaries(messages: Messages, layout: Layout) -> tuple[list[Exchange], lis
     return forward, [messages.exchanges.get((after, before), ZERO) for before, after in pairs]
 
 
-# ---- numbers --------------------------------------------------------------------------------------------------------
 def _counted(
     messages: Messages, layout: Layout, forward: Sequence[Exchange], back: Sequence[Exchange]
 ) -> _Counted | Schedule:
@@ -223,7 +222,6 @@ def _in_ring(messages: Messages, layout: Layout, sent: int, passes: int) -> _Cou
     return _Counted(microbatches=of_chunk // tensors, chunks=chunks, tensors=tensors)
 
 
-# ---- names ----------------------------------------------------------------------------------------------------------
 def _named(counted: _Counted, forward: Sequence[Exchange], back: Sequence[Exchange], layout: Layout) -> Schedule:
     """Return the schedule of known numbers, its name from the order of messages."""
     m, v, stages = counted.microbatches, counted.chunks, len(layout.chains[0])

@@ -39,7 +39,7 @@ def tell_missed(job: Job) -> None:
         what = told.said.what
         if not isinstance(what, Missed):
             continue
-        waiter = told.rank if told.rank is not None else _someone(job, what)
+        waiter = told.rank if told.rank is not None else _someone(what)
         start_ns = earlier(moment, what.timeout_ms or 0)
         if what.what == INIT:
             if what.gave_up or waiter not in passed:
@@ -54,7 +54,7 @@ def tell_missed(job: Job) -> None:
                 job.tale(rank)
 
 
-def _someone(job: Job, missed: Missed) -> int:
+def _someone(missed: Missed) -> int:
     """Return a rank that is not missed: its message came from somebody."""
     return next(rank for rank in range(len(missed.ranks) + 1) if rank not in missed.ranks)
 

@@ -245,7 +245,6 @@ def _told_by_surroundings(number: int, said: Said, known: _Known) -> int | None:
     return line.local_rank
 
 
-# ---- what nobody has signed -------------------------------------------------------------------------------------
 def _rest(told: Sequence[Told]) -> Iterator[Told]:
     """Yield everything, exceptions that nobody signed with the rank that only can have raised them."""
     ranks = {each.rank for each in told if each.rank is not None}

@@ -190,7 +190,6 @@ class _Reader:
                     return line.stamp
         return self._stamp
 
-    # ---- messages of one line -----------------------------------------------------------------------------------
     def _single(self, line: Line, joined: int = 0) -> None:
         """Read a message, or keep it until the rest of it has come."""
         families = [family for family in FAMILIES if any(needle in line.text for needle in family.needles)]
@@ -219,7 +218,6 @@ class _Reader:
         )
         return True
 
-    # ---- messages of several lines ------------------------------------------------------------------------------
     def _several(self, line: Line) -> None:
         speaker = _speaker(line)
         if line.source is None and self._feed(speaker, line):
