@@ -11,7 +11,7 @@ REGULAR = 0.8
 MOSTLY = 0.6
 """Of neighbouring steps, that have to be late for these to belong to such a part."""
 INSIDE = 0.9
-"""Of the late steps, that lie in the part of the run in which nearly all steps are."""
+"""Of the late steps, that lie in the part of the run in which nearly all steps are; of few all but one."""
 
 
 class Rhythm(NamedTuple):
@@ -46,6 +46,6 @@ def _span(late: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> Rhythm | N
     first = int((np.maximum.accumulate(sums[:0:-1])[::-1] - sums[:-1]).argmax())
     last = first + int(sums[first + 1 :].argmax())
     inside = int(is_late[first : last + 1].sum())
-    if inside < max(INSIDE * len(late), REGULAR * (last + 1 - first)):
+    if inside < max(min(INSIDE * len(late), len(late) - 1), REGULAR * (last + 1 - first)):
         return None
     return Rhythm(1, int(late[0]) + first, int(late[0]) + last, inside == len(late) == last + 1 - first)

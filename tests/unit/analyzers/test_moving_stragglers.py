@@ -181,6 +181,7 @@ def test_what_comes_once_in_so_many_steps_is_named_where_it_costs_less(tmp_path:
         ([3, 20, 21, 22, 23, 24, 25, 26, 27, 28], 1),
         ([*range(20, 27), *range(28, 34), *range(35, 41), 42, 43, 44], 1),
         ([3, 4, 11, 12, 20, 21, 30, 31], None),
+        ([2, 3, 4, 5, 6, 7, 40], 1),  # a beginning, and a stray
         ([5], None),
     ],
 )
