@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from distdiag.analyzers._wording import counted, named, seconds
-from distdiag.analyzers.performance.profiles import Waits, waits_in, waits_of
+from distdiag.analyzers.performance.profiles import APART_NS, Waits, waits_in, waits_of
 from distdiag.findings import Confidence, Finding, Severity
 from distdiag.run import Run
 
@@ -108,11 +108,23 @@ def incomparable(run: Run) -> str | None:
     if _whole_job(run) is not None:
         steps = _steps(run.profiles)
         few = f"{counted(steps, 'whole step')} in the traces, of which {ENOUGH_STEPS} are compared"
-        return few if steps < ENOUGH_STEPS else None
+        return few if steps < ENOUGH_STEPS else _far_apart(run)
     traced = len(set(run.profiles["rank"].tolist()))
     if traced < run.world_size:
         return f"{traced} of {run.world_size} ranks were traced: one that was not may be what the others wait for"
     return "the traces are not of the same steps, or there are several of a rank: ranks are not compared"
+
+
+def _far_apart(run: Run) -> str | None:
+    """Return that traces are of different times, or of clocks that differ as much; None where they are not."""
+    begun = run.collectives.groupby("rank")["start_ns"].min()
+    apart_ns = int(begun.max() - begun.min()) if len(begun) else 0
+    if apart_ns < APART_NS or waits_in(run):
+        return None
+    return (
+        f"by the clocks of their hosts the traces begin {seconds(apart_ns)} apart: ranks are not compared, as nothing "
+        "tells whether these are the same steps"
+    )
 
 
 def _whole_job(run: Run) -> pd.DataFrame | None:

@@ -338,6 +338,13 @@ def test_a_rank_that_computes_longer_in_every_step_is_named(tmp_path: Path) -> N
     assert verdict.confidence is Confidence.MEDIUM, "the rank may have more to do"
 
 
+def test_traces_that_may_be_of_other_steps_are_said_not_to_be_compared(tmp_path: Path) -> None:
+    verdict = verdict_of(tmp_path, *job({0: 0, 1: 0, 2: 150, 3: 0}, skew_us=3600 * SECOND_US))
+
+    assert (verdict.name, verdict.confidence) == ("healthy", Confidence.LOW)
+    assert any("the traces begin 10800 s apart: ranks are not compared" in said for said in verdict.evidence)
+
+
 def test_ranks_that_compute_alike_are_healthy(tmp_path: Path) -> None:
     assert verdict_of(tmp_path, *job({0: 0, 1: 5, 2: 3, 3: 0})).name == "healthy"
 
