@@ -5,7 +5,7 @@
     made.worst.total_bytes, made.worst.largest
 
 A step is played through backwards (``timeline``), with what each operation keeps (``tape``) and what of the states
-lies on a rank (``sharding``). Nothing here imports torch.
+lies on a rank (``share``). Nothing here imports torch.
 """
 
 from distdiag.memory_estimate.answer import Answer, answer

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from distdiag.errors import DistdiagError
-from distdiag.memory_estimate import sharding
+from distdiag.memory_estimate import share
 from distdiag.memory_estimate.changes import Change, changes, combined
 from distdiag.memory_estimate.estimate import Estimate, estimate
 from distdiag.memory_estimate.layout import Layout, Sharding
@@ -89,7 +89,7 @@ def answers(base: Estimate, device_bytes: int | None, per_node: int, found: Sequ
 def _model(base: Estimate, device_bytes: int | None) -> str:
     model = base.model
     inside = (weight for block in model.blocks for weight in block.weights)
-    whole = sharding.held([*model.embedding, *model.final, *inside], Layout(), base.training).total
+    whole = share.held([*model.embedding, *model.final, *inside], Layout(), base.training).total
     each = f"{gib(whole / base.layout.world)} on each of {base.layout.world} ranks if all of them are sharded"
     here = f"{gib(base.worst.states_bytes)} with this layout"
     answer = f"model states are {gib(whole)} on one device, {each}, {here}"
@@ -108,7 +108,7 @@ def _layer(base: Estimate, device_bytes: int | None) -> str:
         return "how large a layer is, is not known: say --layers"
     sizes = []
     for block in {id(each): each for each in model.blocks}.values():
-        weights = sharding.total(block.weights, layout) * training.precision.gathered
+        weights = share.total(block.weights, layout) * training.precision.gathered
         sizes.append((2 * weights + tape(block, model, layout, training).saved, weights))
     size, weights = max(sizes)
     parts = f"{gib(weights)} of weights, as much of gradients"

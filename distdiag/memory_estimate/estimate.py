@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from distdiag.memory_estimate import formulas, layout, sharding, training
+from distdiag.memory_estimate import formulas, layout, share, training
 from distdiag.memory_estimate.formulas import Setting
 from distdiag.memory_estimate.layout import Layout
 from distdiag.memory_estimate.ledger import Item, Peak
 from distdiag.memory_estimate.model import Model
-from distdiag.memory_estimate.pipeline import Stage, stages
+from distdiag.memory_estimate.share import Stage, stages
 from distdiag.memory_estimate.timeline import peak_of
 from distdiag.memory_estimate.training import Training
 
@@ -107,8 +107,8 @@ def _stage(stage: Stage, setting: Setting) -> StageEstimate:
 
 
 def _states(stage: Stage, setting: Setting) -> int:
-    weights = sharding.weights_of(stage, setting.model)
-    return sharding.held(weights, setting.layout, setting.training).total
+    weights = share.weights_of(stage, setting.model)
+    return share.held(weights, setting.layout, setting.training).total
 
 
 def _beside(peak: Peak, training_: Training) -> Mapping[Item, int]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from distdiag.memory_estimate.layout import Layout, Sharding
 from distdiag.memory_estimate.ledger import Item
 from distdiag.memory_estimate.model import Model
-from distdiag.memory_estimate.pipeline import Stage
+from distdiag.memory_estimate.share import Stage
 from distdiag.memory_estimate.tape import tape, widths
 from distdiag.memory_estimate.training import FP32, Loss, Recompute, Training
 

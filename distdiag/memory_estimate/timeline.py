@@ -6,11 +6,11 @@ is autograd's: the gradient of a step's input and weights is made while that of 
 
 from dataclasses import dataclass, field
 
-from distdiag.memory_estimate import sharding
+from distdiag.memory_estimate import share
 from distdiag.memory_estimate.layout import Layout, Schedule
 from distdiag.memory_estimate.ledger import Item, Ledger, Peak
 from distdiag.memory_estimate.model import Block, Model, Weight
-from distdiag.memory_estimate.pipeline import Stage, border_bytes
+from distdiag.memory_estimate.share import Stage, border_bytes
 from distdiag.memory_estimate.tape import MASK, Step, Tape, Widths, tape, widths
 from distdiag.memory_estimate.training import FP32, Loss, Recompute, Training
 from distdiag.memory_estimate.units import Units
@@ -87,20 +87,20 @@ class _Player:
             layout=self.layout,
             training=self.training,
             blocks=blocks,
-            outside=sharding.outer_weights(self.stage, self.model),
+            outside=share.outer_weights(self.stage, self.model),
             accumulates=self.played.accumulates,
         )
 
     def _hold_states(self, units: Units, size: Widths) -> None:
-        weights = sharding.weights_of(self.stage, self.model)
-        held = sharding.held(weights, self.layout, self.training)
+        weights = share.weights_of(self.stage, self.model)
+        held = share.held(weights, self.layout, self.training)
         self.ledger.moment = "between steps"
         self.ledger.hold(Item.PARAMETERS, held.parameters)
         self.ledger.hold(Item.MASTER, held.master)
         self.ledger.hold(Item.MOMENTS, held.moments)
         if units.gradients_are_there:
             self.ledger.hold(Item.GRADIENTS, held.gradients)
-        self.ledger.hold(Item.BUCKETS, sharding.bucket_bytes(weights, self.layout, self.training))
+        self.ledger.hold(Item.BUCKETS, share.bucket_bytes(weights, self.layout, self.training))
         parts = 1 + self.played.others
         borders = border_bytes(self.stage, self.layout, size.stream, held=parts, accumulates=self.played.accumulates)
         self.ledger.hold(Item.BORDERS, borders)
@@ -111,12 +111,10 @@ class _Player:
         """Return autocast's copies of matrices, which live to their backward; recomputed ones only for one block."""
         if not self.training.precision.cast_weights:
             return 0
-        blocks = [
-            sharding.total([each for each in block.weights if each.matrix], self.layout) for block in units.blocks
-        ]
-        outside = [weight for weight in sharding.head_weights(self.model) if self.stage.last]
+        blocks = [share.total([each for each in block.weights if each.matrix], self.layout) for block in units.blocks]
+        outside = [weight for weight in share.head_weights(self.model) if self.stage.last]
         inside = max(blocks) if self.training.recompute is Recompute.FULL else sum(blocks) * self.stage.chunks
-        return (sharding.total(outside, self.layout) + inside) * self.training.precision.compute
+        return (share.total(outside, self.layout) + inside) * self.training.precision.compute
 
     def _hold_block(self, tape_: Tape, parts: int, *, full: bool) -> None:
         if full:
@@ -134,7 +132,7 @@ class _Player:
         norm = size.stream + self.model.norm_statistics * FP32 * size.part
         parts = 1 + self.played.others // self.stage.chunks
         self.ledger.hold(Item.ACTIVATIONS, (norm + kept) * parts)
-        head = sharding.head_weights(self.model)
+        head = share.head_weights(self.model)
         used = (*head, *(each for each in self.model.final if each not in head))
         units.enter_outside(used)
         self.ledger.moment = "backward of the loss"
@@ -206,7 +204,7 @@ class _Player:
         self.ledger.moment = "backward of the embedding"
         tied = self.model.tied and self.stage.last and self.training.sequence > 0
         for weight in self.model.embedding:
-            again = tied and weight in sharding.head_weights(self.model)
+            again = tied and weight in share.head_weights(self.model)
             units.enter_outside((weight,))
             units.make_gradients(("",), (weight,), again=again)
             units.leave_outside((weight,), again=again)
@@ -215,5 +213,5 @@ class _Player:
         self.ledger.moment = "optimizer step"
         for item in (Item.CASTS, Item.GATHERED, Item.PREFETCHED, Item.UNIT_GRADIENTS):
             self.ledger.clear(item)
-        weights = sharding.weights_of(self.stage, self.model)
-        self.ledger.hold(Item.STEP, sharding.step_temporaries(weights, self.layout, self.training))
+        weights = share.weights_of(self.stage, self.model)
+        self.ledger.hold(Item.STEP, share.step_temporaries(weights, self.layout, self.training))

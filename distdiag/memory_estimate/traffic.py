@@ -6,10 +6,10 @@ all-reduce twice that (Thakur et al. 2005).
 
 from collections.abc import Mapping
 
-from distdiag.memory_estimate import sharding
+from distdiag.memory_estimate import share
 from distdiag.memory_estimate.layout import Layout
 from distdiag.memory_estimate.model import Block, Model
-from distdiag.memory_estimate.pipeline import Stage, stages
+from distdiag.memory_estimate.share import Stage, stages
 from distdiag.memory_estimate.tape import widths
 from distdiag.memory_estimate.training import Recompute, Training
 
@@ -36,10 +36,10 @@ def _ring(size: int, ranks: int) -> int:
 
 def _data(stage: Stage, model: Model, layout: Layout, training: Training) -> int:
     """Gradients once a step; with stage 3 gradients and two gathers of the parameters in every micro-batch."""
-    weights = sharding.weights_of(stage, model)
+    weights = share.weights_of(stage, model)
     precision = training.precision
-    dense = sharding.total([each for each in weights if not each.expert], layout)
-    routed = sharding.total([each for each in weights if each.expert], layout)
+    dense = share.total([each for each in weights if not each.expert], layout)
+    routed = share.total([each for each in weights if each.expert], layout)
     sent = 0
     for elements, ranks in ((dense, layout.shards), (routed, layout.expert_shards)):
         reduced = 2 * _ring(elements * precision.gradient, ranks)

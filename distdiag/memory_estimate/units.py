@@ -8,7 +8,7 @@ its modules, but reduces through a bucket and gathers what stands in no block on
 
 from dataclasses import dataclass
 
-from distdiag.memory_estimate import sharding
+from distdiag.memory_estimate import share
 from distdiag.memory_estimate.layout import Layout, Sharding
 from distdiag.memory_estimate.ledger import Item, Ledger
 from distdiag.memory_estimate.model import UNKNOWN, Block, Weight
@@ -98,13 +98,13 @@ class Units:
         """
         chosen = [weight for weight in weights if weight.name.startswith(prefixes)] if prefixes else []
         of_one = self.training.precision.gathered if self.sharded else self.training.precision.parameter
-        made = sharding.total(chosen, self.layout) * of_one
+        made = share.total(chosen, self.layout) * of_one
         unknown = all(each.name == UNKNOWN for each in chosen)  # one number for tensors that are made one by one
         kept = Item.UNIT_GRADIENTS if self.sharded else Item.GRADIENTS
         if again or (not self.sharded and self.gradients_are_there):  # added to what is there
             self._pass_through(0 if unknown else made)
         elif self.layout.sharding is Sharding.ZERO_2:  # through the bucket, one after another
-            largest = max((sharding.local(each, self.layout) for each in chosen), default=0)
+            largest = max((share.local(each, self.layout) for each in chosen), default=0)
             self._pass_through(0 if unknown else largest * of_one)
             self.ledger.hold(Item.GRADIENTS, self._shard(tuple(chosen)) * self.training.precision.gradient)
         elif unknown:
@@ -118,15 +118,15 @@ class Units:
         self.ledger.free(Item.TEMPORARIES, size)
 
     def _shard(self, weights: tuple[Weight, ...]) -> int:
-        return sum(sharding.shard(each, self.layout) for each in weights)
+        return sum(share.shard(each, self.layout) for each in weights)
 
     def _padded(self, weights: tuple[Weight, ...]) -> int:
         """Return the bytes of a unit as one buffer of equal shards."""
-        return sum(sharding.gathered(each, self.layout) for each in weights) * self.training.precision.gathered
+        return sum(share.gathered(each, self.layout) for each in weights) * self.training.precision.gathered
 
     def _computing(self, weights: tuple[Weight, ...]) -> int:
         """Return the bytes of a unit where it computes, as parameters or as their gradients."""
-        return sharding.total(weights, self.layout) * self.training.precision.gathered
+        return share.total(weights, self.layout) * self.training.precision.gathered
 
     def _reduce(self, weights: tuple[Weight, ...], *, again: bool = False) -> None:
         """Scatter the gradients of a unit."""

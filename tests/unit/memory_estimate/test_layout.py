@@ -15,7 +15,7 @@ from distdiag.memory_estimate import (
     opaque,
     transformer,
 )
-from distdiag.memory_estimate.pipeline import stages
+from distdiag.memory_estimate.share import stages
 from distdiag.memory_estimate.traffic import sent_bytes
 
 
@@ -96,7 +96,7 @@ def test_tied_embedding_lies_on_both_ends_of_a_pipeline_and_counts_once() -> Non
 def test_fsdp_cuts_rows_so_that_a_small_tensor_is_whole_on_a_rank() -> None:
     """Three rows over four ranks: the first holds one of three, not three quarters of one."""
     from distdiag.memory_estimate.model import Weight
-    from distdiag.memory_estimate.sharding import gathered, shard
+    from distdiag.memory_estimate.share import gathered, shard
 
     weight = Weight(name="w", rows=3, columns=10)
     fsdp, zero = (Layout(data=4, sharding=each) for each in (Sharding.FSDP, Sharding.ZERO_3))

@@ -17,7 +17,7 @@ from distdiag.memory_estimate import (
     opaque,
     transformer,
 )
-from distdiag.memory_estimate.pipeline import stages
+from distdiag.memory_estimate.share import stages
 from distdiag.memory_estimate.tape import Tape, tape, widths
 
 GB = 1e9
