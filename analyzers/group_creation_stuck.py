@@ -26,6 +26,10 @@ from distdiag.run import Run
 
 CODE = "DD316"
 NAME = "group-creation-stuck"
+OWN_STORE = (
+    "under torchrun, start again with --rdzv-backend=c10d and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: each attempt has a "
+    "store of its own then"
+)
 
 
 def analyze(run: Run) -> Iterator[Finding]:
@@ -33,7 +37,7 @@ def analyze(run: Run) -> Iterator[Finding]:
     for incident in investigate(run).named(NAME):
         inside = incident.basis.wait.waiters if isinstance(incident.basis, Together) else frozenset(run.ranks)
         through = tuple(sorted(set(run.ranks) - inside)) if incident.op == INIT else ()
-        yield incident.finding(CODE, _summary(incident, through), _action(incident, through))
+        yield incident.finding(CODE, _summary(incident, through), _action(incident, through, run.attempt))
 
 
 def _summary(incident: Incident, through: tuple[int, ...]) -> str:
@@ -54,14 +58,15 @@ def _summary(incident: Incident, through: tuple[int, ...]) -> str:
     return f"all ranks are in {incident.op} number {incident.seq}, and it does not end\nNo rank is missing from it."
 
 
-def _action(incident: Incident, through: tuple[int, ...]) -> tuple[str, ...]:
+def _action(incident: Incident, through: tuple[int, ...], attempt: int) -> tuple[str, ...]:
     lines = " and ".join(sorted(set(incident.sites.values())))
     if through or isinstance(incident.basis, Unexplained):
         anew = (
             "start the job anew, with a master port or a rendezvous of its own: a store that outlives an attempt keeps "
             "the addresses of its processes"
         )
-        return (anew,) if through else (anew, "leave the ranks that came later alone: nobody waited for them")
+        steps = (anew, OWN_STORE) if attempt else (anew,)
+        return steps if through else (*steps, "leave the ranks that came later alone: nobody waited for them")
     if isinstance(incident.basis, Circle):
         return (f"let every rank call {incident.op}{f', see {lines}' if lines else ''}, members or not",)
     return (

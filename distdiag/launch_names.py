@@ -1,9 +1,10 @@
 """Under which names the ranks of one launch go: each process makes its own from what its launcher told it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from distdiag import events
 
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 START_TOGETHER_NS = 60_000_000_000
 """Processes of one launch begin to record within this time of each other, unless an import was very slow."""
 
@@ -32,7 +33,36 @@ def names_of_launch(headers: Iterable[tuple[int, events.Header]], newest: events
         if fits and all(_began_with(header, newest) and _is_part(theirs, header) for _, header in own):
             names.add(name)
             ranks |= theirs
-    return frozenset(names)
+    return frozenset(names | _of_attempts_before(by_name, newest))
+
+
+def _of_attempts_before(by_name: Mapping[str, list[tuple[int, events.Header]]], newest: events.Header) -> set[str]:
+    """Return the names of a launch's earlier attempts: an elastic agent may meet again at another address and port."""
+    names, later_ns, attempt = set[str](), newest.wall_ns, _restarts(newest)
+    while attempt:
+        attempt -= 1
+        begun = {
+            name: max(header.wall_ns for _, header in own)
+            for name, own in by_name.items()
+            if _job(name) == _job(newest.run) and all(_is_attempt(header, newest, attempt) for _, header in own)
+        }
+        before = {name: at for name, at in begun.items() if at < later_ns}
+        if not before:
+            break
+        name = max(before, key=lambda each: (before[each], each))
+        names.add(name)
+        later_ns = before[name]
+    return names
+
+
+def _is_attempt(header: events.Header, newest: events.Header, attempt: int) -> bool:
+    counted = RESTARTS in header.settings and _restarts(header) == attempt
+    return counted and (header.script, header.host) == (newest.script, newest.host)
+
+
+def _restarts(header: events.Header) -> int:
+    told = header.settings.get(RESTARTS, "")
+    return int(told) if told.isdecimal() else 0
 
 
 def began_later(header: events.Header, other: events.Header) -> bool:

@@ -67,6 +67,8 @@ class Launch:
     members: Mapping[int, Process]
     """By rank, in order."""
     run: str | None = None
+    names: frozenset[str] = frozenset()
+    """Under which it goes, in this attempt and in those before."""
     doubled: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Process ids that claimed the same rank at the same time."""
     other_runs: tuple[str, ...] = ()
@@ -104,7 +106,8 @@ def choose(processes: Sequence[Process]) -> Launch:
     if not known:
         return Launch(members={}, unsupported=unsupported, nameless=nameless)
     newest = max(_not_superseded(known), key=lambda process: (process.start_ns, process.stem))
-    claims, others = _claims(known, newest, _names(known, newest))
+    names = _names(known, newest)
+    claims, others = _claims(known, newest, names)
     members: dict[int, Process] = {}
     doubled: dict[int, tuple[int, ...]] = {}
     older: set[int] = set()
@@ -122,6 +125,7 @@ def choose(processes: Sequence[Process]) -> Launch:
     return Launch(
         members=members,
         run=newest.run,
+        names=names,
         doubled=doubled,
         other_runs=tuple(sorted(others)),
         older_attempts=tuple(sorted(older)),

@@ -103,7 +103,7 @@ def earlier_of(processes: Sequence[Process], launch: Launch) -> tuple[Members, .
         and process.supported
         and process.rank is not None
         and 0 < process.start_ns < began
-        and same_job(process.run, launch.run)
+        and (process.run in launch.names or same_job(process.run, launch.run))
     ]
     return _attempts(sorted(former, key=lambda process: (process.start_ns, process.stem)))
 

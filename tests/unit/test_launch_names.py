@@ -65,3 +65,32 @@ def test_a_launch_whose_ranks_are_all_there_is_whole_by_itself(tmp_path: Path) -
     part.write(tmp_path, without=(0, 1))
 
     assert load(tmp_path).quality.other_runs == ("job@host:29500",)
+
+
+def restarted(tmp_path: Path, attempt: int, run: str, *, begins: float, restarts: int | None = None) -> None:
+    """Write an attempt of a job that an elastic agent starts anew at another port."""
+    logs = Logs(world_size=2, run=run, attempt=attempt)
+    for rank in logs:
+        rank.header.settings = {"TORCHELASTIC_RESTART_COUNT": str(attempt if restarts is None else restarts)}
+        rank.header.wall_ns += int(begins * SECOND_NS)
+        rank.all_reduce()
+        if (attempt, rank.rank) == (0, 1):
+            rank.fault("ValueError", "flaky read", "train.py:3 main")
+        rank.exit()
+    logs.write(tmp_path)
+
+
+def test_an_elastic_agent_s_earlier_attempts_at_other_ports_are_of_the_launch(tmp_path: Path) -> None:
+    for attempt, port in enumerate((40613, 33361, 51200)):
+        restarted(tmp_path, attempt, f"localhost:{port}", begins=20.0 * attempt)
+
+    run = load(tmp_path)
+
+    assert (run.attempt, run.quality.other_runs, len(run.earlier)) == (2, (), 2)
+
+
+def test_a_launch_that_was_never_restarted_has_no_attempts_before(tmp_path: Path) -> None:
+    restarted(tmp_path, 0, "localhost:40613", begins=0.0)
+    restarted(tmp_path, 1, "localhost:33361", begins=20.0, restarts=0)
+
+    assert load(tmp_path).quality.other_runs == ("localhost:40613",)

@@ -65,3 +65,4 @@ def test_a_rank_that_came_out_of_joining_where_others_did_not_met_somebody_else(
     assert (found.name, found.culprits) == ("group-creation-stuck", ())
     assert found.summary.startswith("init_process_group does not end for some ranks, and rank 2 came out of it")
     assert "rendezvous of its own" in found.next_steps[0]
+    assert len(found.next_steps) == 1

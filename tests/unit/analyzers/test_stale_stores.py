@@ -40,10 +40,14 @@ def test_who_is_refused_before_the_others_come_found_addresses_of_those_before(t
         "rank 1 found an address in the store at which nobody listens, 127.0.0.1:5005\n"
         "It was refused there before ranks 0,2 had begun to join: the store still holds what attempt 0 left in it."
     )
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in verdict.next_steps[1]
 
 
 def test_the_first_attempt_has_none_before_it(tmp_path: Path) -> None:
-    assert "processes that are gone left in it" in restarted(tmp_path, (1,), attempt=0).summary
+    verdict = restarted(tmp_path, (1,), attempt=0)
+
+    assert "processes that are gone left in it" in verdict.summary
+    assert not any("torchrun" in step for step in verdict.next_steps)
 
 
 def test_who_is_refused_by_one_that_had_come_may_have_lost_it(tmp_path: Path) -> None:
