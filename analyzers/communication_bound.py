@@ -27,7 +27,7 @@ from distdiag.analyzers._wording import counted, seconds
 from distdiag.analyzers.investigation.paths import short
 from distdiag.analyzers.investigation.trust import data_in_words
 from distdiag.analyzers.performance import traced
-from distdiag.analyzers.performance.bandwidth import bus_bytes
+from distdiag.analyzers.performance.efficiency import bus_bytes
 from distdiag.analyzers.slowness.judged import judge
 from distdiag.analyzers.slowness.sites import waiting_at
 from distdiag.analyzers.slowness.telling import gained, percent

@@ -23,7 +23,7 @@ import pandas as pd
 
 from distdiag.analyzers._wording import counted, named, seconds
 from distdiag.analyzers.investigation.trust import data_in_words
-from distdiag.analyzers.performance.bandwidth import bus_bytes
+from distdiag.analyzers.performance.efficiency import bus_bytes
 from distdiag.analyzers.slowness.judged import judge
 from distdiag.findings import Finding, Severity
 from distdiag.run import Run

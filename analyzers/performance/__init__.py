@@ -11,9 +11,8 @@ import pandas as pd
 
 from distdiag.analyzers.performance.alignment import Alignment, align
 from distdiag.analyzers.performance.columns import Tables
-from distdiag.analyzers.performance.ledger import held_in, ledger_of
+from distdiag.analyzers.performance.ledger import batches_of, held_in, ledger_of, pauses_of
 from distdiag.analyzers.performance.rollups import MANY_CALLS, calls_per_step, rolled_waits, spread
-from distdiag.analyzers.performance.step_records import batches_of, pauses_of
 from distdiag.analyzers.performance.tables import clocks_in, steps_in_logs, tables_of
 from distdiag.analyzers.performance.waits import passed_on, waits_of
 from distdiag.run import Run

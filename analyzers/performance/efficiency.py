@@ -15,9 +15,13 @@ import numpy as np
 import pandas as pd
 
 from distdiag.analyzers.performance import Measured
-from distdiag.analyzers.performance.bandwidth import bus_bytes
 from distdiag.run import Run
 
+TWICE = ("all_reduce",)
+ONCE = ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")
+"""How often the other members' shares pass the slowest link; of all other operations the whole array does once."""
+OF_ONE_SHARD = ("all_gather", "gather")
+"""A record holds the bytes of the rank's input, which is one of n shards of the full array here."""
 FLOPS, PEAK = "flops", "peak_flops"
 NOT_TOLD = "the work of a step was not recorded: say distdiag.step(flops=..., peak_flops=...)"
 NO_PEAK = "the peak of the device was not recorded: say distdiag.step(peak_flops=...) once"
@@ -25,6 +29,23 @@ TOO_MUCH = "flops and peak_flops that were said make more than the whole device"
 ON_DEVICES = "the host runs ahead of the device the ranks compute on: its times do not tell what is computed again"
 SECOND_NS = 1e9
 COMPUTING, COMMUNICATION = "computing", "communication"
+
+
+def bus_bytes(op: str, size_bytes: int, members: int) -> float:
+    """Return the bytes that a collective moves over its slowest link, from the bytes of a rank's input.
+
+    By the time of the transfer alone they give the bus bandwidth, as nccl-tests define it: what the slowest link
+    carries, whatever the number of ranks. ``busbw = S / t * f(n)`` with S the bytes of the full array, t the transfer
+    time without any waiting, and n the members. All-reduce: ``f = 2 (n - 1) / n``; reduce-scatter, all-gather,
+    all-to-all, gather and scatter: ``(n - 1) / n``; broadcast, reduce, send and receive: 1. (nccl-tests,
+    doc/PERFORMANCE.md.)
+    """
+    if members < 2:
+        return 0.0
+    full = size_bytes * members if op.startswith(OF_ONE_SHARD) else size_bytes
+    if op.startswith(TWICE):
+        return full * 2 * (members - 1) / members
+    return full * (members - 1) / members if op.startswith(ONCE) else float(full)
 
 
 def efficiency_of(run: Run, measured: Measured) -> dict[str, Any]:

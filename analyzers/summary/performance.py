@@ -7,8 +7,7 @@ import numpy as np
 import pandas as pd
 
 from distdiag.analyzers.performance import Measured, measure
-from distdiag.analyzers.performance.bandwidth import bus_bytes
-from distdiag.analyzers.performance.efficiency import efficiency_of
+from distdiag.analyzers.performance.efficiency import bus_bytes, efficiency_of
 from distdiag.analyzers.performance.ledger import PARTS
 from distdiag.analyzers.performance.pipeline import Pipeline, pipeline_of
 from distdiag.analyzers.performance.pipeline.bubble import Bubble, formula

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from distdiag.findings import Curve, Heat, Report
-from distdiag.reporters._chart import Chart, Figure, height_of
-from distdiag.reporters._incident import STATES, timeline_chart, waiting_chart
+from distdiag.reporters._incident import STATES, Chart, Figure, height_of, timeline_chart, waiting_chart
 from distdiag.reporters._pipeline import pipeline_texts
 from distdiag.wording import named
 

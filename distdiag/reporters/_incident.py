@@ -1,11 +1,18 @@
-"""The calls around an incident, rank by rank, and who waits for whom, as a graph."""
+"""Charts of an incident: the calls around it, rank by rank, and who waits for whom, as a graph.
+
+A chart is a figure for Plotly, which is a plain dictionary of traces and a layout, and its words."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from distdiag.findings import Arrow, Report, Span
-from distdiag.reporters._chart import CULPRIT, MOST_ROW_PIXELS, VICTIM, Chart, Figure, height_of
 from distdiag.wording import fold
 
+CULPRIT, VICTIM = "#d23f31", "#6f9fd8"
+ROW_PIXELS = 22
+MOST_ROW_PIXELS = 900
+Figure = dict[str, Any]
 STATES = {"ended": "#6f9fd8", "failed": "#e0a526", "open": "#d23f31"}
 STATE_NAMES = {"ended": "ended", "failed": "failed", "open": "never ended"}
 MOST_JOINED = 300
@@ -13,6 +20,21 @@ MOST_JOINED = 300
 AFTER_SHARE = 0.25
 """How much of the timeline's width what came after the incident gets at first."""
 MOST_CLASSES = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A figure with what it shows, in words."""
+
+    key: str
+    title: str
+    told: str
+    figure: Figure
+
+
+def height_of(rows: int) -> int:
+    """Return the height of a chart with so many rows, in pixels."""
+    return min(140 + ROW_PIXELS * rows, MOST_ROW_PIXELS)
 
 
 def timeline_chart(spans: Sequence[Span], incident: float | None, report: Report) -> Chart | None:

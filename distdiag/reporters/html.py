@@ -12,8 +12,8 @@ from distdiag import wording
 from distdiag.errors import DistdiagError
 from distdiag.findings import Finding, Position, Report
 from distdiag.reporters import words
-from distdiag.reporters._chart import Chart
 from distdiag.reporters._charts import charts_of
+from distdiag.reporters._incident import Chart
 from distdiag.reporters._lines import plain
 from distdiag.reporters._stacks import stack_lines
 
