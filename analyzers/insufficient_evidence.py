@@ -205,10 +205,8 @@ def _worlds(run: Run) -> Iterator[Finding]:
 def _apart(run: Run) -> Iterator[Finding]:
     """Yield a finding where some ranks had ended long before others began, unless their clocks were aligned."""
     corrected = run.quality.clock_corrections_ns
-    begun = {
-        int(row["rank"]): int(row["wall_ns"]) + corrected.get(int(row["rank"]), 0)
-        for row in run.headers.to_dict("records")
-    }
+    headers = zip(run.headers["rank"].tolist(), run.headers["wall_ns"].tolist(), strict=True)
+    begun = {rank: wall_ns + corrected.get(rank, 0) for rank, wall_ns in headers}
     ended = {rank: moment for rank, moment in newest_by_rank(run).items() if rank in begun}
     if len(ended) < 2:
         return

@@ -8,6 +8,9 @@ import gc
 import os
 import sys
 
+COLLECT_AFTER = 50_000
+"""Objects: each search for cycles looks through a run's records, and analysis leaves few; a tenth of its time."""
+
 
 def main() -> None:
     """Run a script with recording on, or hand over to the command line."""
@@ -19,6 +22,7 @@ def main() -> None:
         if sys.argv[1:2] == ["analyze"]:  # others start programs, which would inherit it
             # Analysis multiplies no matrices: threads that stand by for it cost a tenth of a second.
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+            gc.set_threshold(COLLECT_AFTER)
         from distdiag import cli
 
         try:

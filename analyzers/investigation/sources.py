@@ -53,7 +53,8 @@ def in_order(run: Run, ranks: Iterable[int]) -> bool:
 
 
 def _with_setting(run: Run, setting: str) -> frozenset[int]:
-    return frozenset(int(header.rank) for header in records(run.headers) if setting in (header.settings or {}))
+    headers = zip(run.headers["rank"].tolist(), run.headers["settings"].tolist(), strict=True)
+    return frozenset(rank for rank, settings in headers if setting in (settings or {}))
 
 
 def unread(run: Run, ranks: Collection[int]) -> str:
