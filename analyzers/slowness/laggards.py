@@ -68,6 +68,8 @@ class Laggard:
     """By how much a step would be shorter if this and all other laggards were as fast as their peers."""
     caused_ns: float
     """Waiting of all others for it, summed over the run."""
+    course_ns: tuple[float, float]
+    """By what it is late in the first and in the last quarter of these steps."""
     parts_ns: Mapping[str, float]
     """By how much each part of its step is longer than its peers'."""
     gc_ns: float
@@ -162,6 +164,8 @@ def _laggard(
     """Return what is known of a laggard from the chosen steps, [steps]."""
     rank, grid, seldom = whole.ranks[row], whole.at(chosen), not chosen.all()
     differences = {name: _difference(grid[f"{name}_ns"], row) for name in OWN_PARTS}
+    excess = (grid["own_ns"] - of_others(grid["own_ns"]))[row]
+    quarter = -(-len(excess) // 4)
     return Laggard(
         rank=rank,
         peers=tuple(other for other in grid.ranks if other != rank),
@@ -176,6 +180,7 @@ def _laggard(
         step_ns=float(whole.step_ns.mean() if seldom else np.median(grid.step_ns)),
         gain_ns=gain_ns,
         caused_ns=float(measured.ranks["caused_ns"].get(rank, 0)),
+        course_ns=(float(np.median(excess[:quarter])), float(np.median(excess[-quarter:]))),
         parts_ns=differences,
         gc_ns=_difference(grid["gc_ns"], row, mean=True),
         compile_ns=_difference(grid["compile_ns"], row, mean=True),

@@ -27,6 +27,8 @@ SURE = 0.9
 """Share of steps in which a rank is late, above which chance is out of the question."""
 MORE_WORK = 1.25
 """Times the samples or backwards of others, for a rank to have more to do than they."""
+GROWING = 0.75
+"""Of what a laggard is late by, from the first quarter of the steps to the last."""
 MOST_TOLD = 4
 """Of many laggards, as evidence."""
 BUSY = 0.5
@@ -223,12 +225,22 @@ def evidence_of(run: Run, laggards: Sequence[Laggard]) -> tuple[str, ...]:
     )
     return (
         *late,
+        *_course(laggard),
         _parts_in_words(laggard.parts_ns, laggard.late_by_ns),
         f"the others waited {seconds(sum(each.caused_ns for each in laggards))} for "
         f"{'it' if len(laggards) == 1 else 'them'} in all",
         *_processor(laggard),
         data_in_words(run),
     )
+
+
+def _course(laggard: Laggard) -> tuple[str, ...]:
+    """Say that a laggard gets slower and slower, where it does."""
+    first, last = laggard.course_ns
+    if last - first < GROWING * laggard.late_by_ns or laggard.seldom:
+        return ()
+    said = f"by {seconds(max(0.0, first))} in the first quarter of the steps, by {seconds(last)} in the last"
+    return (f"rank {laggard.rank} becomes slower and slower: {said}",)
 
 
 def _parts_in_words(parts_ns: Mapping[str, float], late_by_ns: float) -> str:

@@ -53,6 +53,7 @@ def test_a_rank_that_becomes_slower_and_slower_is_told_once(tmp_path: Path) -> N
     (finding,) = warnings_of(growing("other", 0.001, rank=2), tmp_path)
 
     assert (finding.name, finding.culprits) == ("compute-straggler", (2,))
+    assert "slower and slower: by 16 ms in the first quarter of the steps, by 104 ms in the last" in finding.evidence[1]
 
 
 def test_steps_that_grow_with_their_tokens_or_stay_within_noise_are_none(tmp_path: Path) -> None:
