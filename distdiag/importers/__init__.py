@@ -168,7 +168,7 @@ def _nothing(path: str, files: Sorted, notes: Sequence[str]) -> DistdiagError:
         )
     if files.foreign:
         said = "".join(f"; {note}" for note in notes[:1])
-        unsigned = "tells the rank" in said or "tell the rank" in said
+        unsigned = "tells the rank" in said or "tell the rank" in said or "after its rank" in said
         hint = "name each file after its rank, and analyse them again" if unsigned else "are they whole?"
         return DistdiagError(f"nothing could be read from {_count(files)} in {path}{said}", hint)
     notes = (*files.notes, *files.left_out)

@@ -41,6 +41,8 @@ _ACTOR = re.compile(r"\bpid: (?P<pid>\d{1,9})\s+name: \w*WorkerDict_0:(?P<rank>\
 """An actor of Ray that died, as verl names it: by host, counted from 0, and rank on that host."""
 _SIGNED = re.compile(r"^\[Rank:(?P<gaudi>\d{1,6})\] FATAL ERROR|\(PID:\d+, Device:\d+, RankID:(?P<npu>\d{1,6})\)")
 """How libraries of Habana's and Huawei's name the rank in the message of an exception."""
+_FURTHER = re.compile(r"--local[-_]rank[= ][1-9]")
+"""In the command of a process that is not the first of its host."""
 _DEVICE = re.compile(r"\bGPU (\d+)\b")
 
 
@@ -67,6 +69,8 @@ class _Known:
     """Rank in the largest communicator by host and pid, as NCCL prints them."""
     buses: dict[int, set[int]] = field(default_factory=dict)
     """Ranks by where their devices are plugged in, on any host."""
+    hosts: int = 0
+    """Files in which lines tell local ranks alone."""
     tasks_launch: bool = False
     """Whether SLURM's tasks are launchers, so that their numbers are those of hosts."""
 
@@ -128,9 +132,20 @@ def _known(transcripts: Sequence[Transcript], paths: Sequence[Path]) -> _Known:
 def _doubt_numbers(known: _Known, number: int, transcript: Transcript) -> None:
     """Take names of files, and numbers of tasks, for something else than ranks where lines behind them name others."""
     spoke = set[int]().union(*transcript.ranks.values())
-    if spoke and number in known.files and known.files[number] not in spoke:
+    local = {said.line.local_rank for said in transcript.said} - {None}
+    members = {
+        said.what.group_rank for said in transcript.said if isinstance(said.what, Waited) and not said.what.group
+    }
+    known.hosts += bool(local) and not spoke
+    several = len(local) > 1 or len(members - {None}) > 1 or any(map(_of_further, transcript.said))
+    if number in known.files and (several or (spoke and known.files[number] not in spoke)):
         known.files = {}
     known.tasks_launch |= any(task is not None and ranks != {task} for (_, task), ranks in transcript.ranks.items())
+
+
+def _of_further(said: Said) -> bool:
+    """Return whether a launcher speaks that started more than one process on its host."""
+    return isinstance(said.what, Ended) and bool(said.what.local_rank or _FURTHER.search(said.line.text))
 
 
 def _processes_named(what: What) -> Mapping[int, int]:
@@ -242,7 +257,7 @@ def _told_by_surroundings(number: int, said: Said, known: _Known) -> int | None:
             return tag.rank
         if tag is None and in_group is not None:
             return in_group
-    return line.local_rank
+    return line.local_rank if known.hosts < 2 else None
 
 
 def _rest(told: Sequence[Told]) -> Iterator[Told]:

@@ -12,6 +12,7 @@ from tests import training_output as out
 
 TRAIN = ("/app/train.py", 31, "collate")
 KEY_ERROR = out.traceback("KeyError: 'labels'", TRAIN)
+AGENT = "[2025-12-06 18:40:00,1] [ERROR] [launch.py:325:sigkill_handler]"
 HEADS: dict[str, Callable[[int], str]] = {
     "the clock alone": lambda rank: f"18:11:0{rank}.680 ",
     "the clock before an actor of Ray": lambda rank: f"11:31:42.990 (WorkerDict pid={100 + rank}) ",
@@ -76,3 +77,24 @@ def test_names_with_ranks_on_a_host_accuse_no_other_rank(name: str, tmp_path: Pa
     verdict = diagnose(load(tmp_path)).verdict
 
     assert (verdict.name, verdict.culprits, verdict.victims) == ("rank-died", (2,), (0, 1, 3))
+
+
+@pytest.mark.parametrize(
+    ("others", "before"),
+    [
+        ((out.old_watchdog(4, seq=41), out.old_watchdog(5, seq=41), out.old_watchdog(7, seq=41)), ""),
+        ((f"{AGENT} ['python', '-u', 't.py', '--local_rank=3'] exits with return code = 1",), ""),
+        (tuple(f"[default1]:{line}" for line in out.traceback(out.gloo_closed(), TRAIN)), "[default0]:"),
+    ],
+)
+def test_the_number_of_a_host_is_no_rank(others: tuple[str, ...], before: str, tmp_path: Path) -> None:
+    first = [
+        line.replace("Rank 5", "Rank 1").replace("Rank 4", "Rank 0").replace("Rank 7", "Rank 2") for line in others
+    ]
+    (tmp_path / "node-0.log").write_text("\n".join(first) + "\n")
+    (tmp_path / "node-1.log").write_text("\n".join([*others, *(before + line for line in KEY_ERROR)]) + "\n")
+
+    verdict = diagnose(load(tmp_path)).verdict
+
+    assert (verdict.name, verdict.culprits) == ("rank-died", ())
+    assert verdict.site == "/app/train.py:31"
