@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from distdiag import events
-from distdiag.engine import FILE, MEMORY_BYTES, Engine, memory_limit_bytes
+from distdiag.engine import FILE, MEMORY_BYTES, Engine, _compiled, memory_limit_bytes
 from distdiag.errors import DistdiagError
 
 
@@ -187,3 +187,14 @@ def test_the_database_is_held_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> N
     (told,) = engine.arrow(engine.memory(pd.DataFrame({"one": [1]})).select(limit=current_setting("memory_limit")))
 
     assert told.to_pylist() == ["256.0 MiB"]
+
+
+def test_equal_expressions_are_compiled_once_for_all_engines(tmp_path: Path) -> None:
+    file = written(tmp_path, events.Pulse(time_ns=1, step=2))
+    _compiled.cache_clear()
+
+    for engine in (Engine(), Engine()):
+        pulses = engine.read([file], events.Pulse)
+        engine.arrow(pulses.group_by("step").agg(last_ns=pulses.time_ns.max()))
+
+    assert (_compiled.cache_info().misses, _compiled.cache_info().hits) == (1, 1)
