@@ -32,6 +32,9 @@ COLUMNS = (
     "rank", "step", "call", "group", "seq", "kind", "phase", "begun_ns", "members", "last_rank", "transfer_ns",
     "exposed_ns", "waiting_ns",
 )  # fmt: skip
+TURNS = 1 << 30
+"""Calls: as many keep their order where they hold a rank from one moment on; short keys are sorted in two thirds of the
+time."""
 _BACKWARD = ["rank", "step", "backwards"]
 LONGEST_CHAIN = 4
 """Groups through which lateness is followed to its source: tensor, expert, pipeline and data parallel."""
@@ -143,8 +146,8 @@ def _exposed(calls: ibis.Table, unattended: _Unattended) -> ibis.Table:
     if unattended.last_in_backward is not None:
         calls = calls.left_join(unattended.last_in_backward, _BACKWARD).drop(*(f"{name}_right" for name in _BACKWARD))
         held_ns = ibis.ifelse(_hidden(calls), ibis.greatest(calls.begun_ns, calls.last_ns), calls.begun_ns)
-    calls = calls.mutate(held_ns=held_ns)
-    by_turns: Any = {"group_by": ["rank", "step"], "order_by": ["held_ns", ibis.desc("start_ns"), "call"]}
+    calls = calls.mutate(held_ns=held_ns, turn=(calls.call % TURNS).cast("int32"))
+    by_turns: Any = {"group_by": ["rank", "step"], "order_by": ["held_ns", ibis.desc("turn")]}
     let_go_ns = calls.end_ns
     if unattended.in_background:
         next_ns = calls.held_ns.lead().over(ibis.window(**by_turns)).fill_null(calls.end_ns)
