@@ -94,7 +94,7 @@ def sorted_files(paths: Sequence[Path], importers: Sequence[Importer], tables: S
     Importers of tables are asked first: text that tells of failures may stand in anything. Raises
     ``SeveralRunsError`` where the own logs are those of several runs, and none of them lies in ``paths`` itself.
     """
-    sorting = _Sorting((*tables, *importers))
+    sorting = _Sorting(tables, importers)
     for path in paths:
         sorting.take(path)
     run, others = _chosen(runs_of(sorting.own, paths[0]), paths)
@@ -121,8 +121,9 @@ def sorted_files(paths: Sequence[Path], importers: Sequence[Importer], tables: S
 class _Sorting:
     """Goes through files and sees what each of them is."""
 
-    def __init__(self, importers: Sequence[Recognising]) -> None:
-        self._importers = importers
+    def __init__(self, tables: Sequence[Recognising], importers: Sequence[Recognising]) -> None:
+        self._tables = tables
+        self._importers = (*tables, *importers)
         self.own: dict[Path, list[Path]] = {}
         """Own logs by folder; a packed run has none."""
         self.known: dict[Recognising, list[Path]] = {}
@@ -154,20 +155,19 @@ class _Sorting:
                 continue
             if _is_own(file, head):
                 self.own.setdefault(file.parent, []).append(file)
-            elif file != path and _QUOTING.search(file.name):
-                self.unknown.append(file.name)
             else:
-                self._foreign(file, head, depth)
+                quoting = file != path and _QUOTING.search(file.name)
+                self._foreign(file, head, depth, self._tables if quoting else self._importers)
 
     def settle_crashes(self, folders: Sequence[Path]) -> list[Path]:
         """Return what recording left beside the logs of a run; of others it is a stack like any."""
         for file in self._crashes:
             if file.parent not in self.own:
-                self._foreign(file, _head(file), DEEPEST_ARCHIVE)
+                self._foreign(file, _head(file), DEEPEST_ARCHIVE, self._importers)
         return sorted(file for file in self._crashes if file.parent in folders)
 
-    def _foreign(self, file: Path, head: bytes, depth: int) -> None:
-        importer = next((each for each in self._importers if head and each.recognises(file, head)), None)
+    def _foreign(self, file: Path, head: bytes, depth: int, importers: Sequence[Recognising]) -> None:
+        importer = next((each for each in importers if head and each.recognises(file, head)), None)
         if importer is not None:
             self.known.setdefault(importer, []).append(file)
         elif depth < DEEPEST_ARCHIVE and is_archive(file, head):
