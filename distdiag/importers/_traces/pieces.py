@@ -5,6 +5,7 @@ no parser. Kineto writes an event on several lines, other tools a whole trace on
 """
 
 import contextlib
+import json
 import re
 import zlib
 from collections.abc import Iterator
@@ -25,6 +26,10 @@ MAX_PIECE_BYTES = 64 << 20
 _MOST_TRIES = 1000
 _LOOK_BACK = 64
 """White space between two events."""
+_LONGEST_EVENT = 64 << 10
+"""Of those that pieces begin with."""
+_TELLING = frozenset(("name", "ts"))
+"""What an event has, and hardly an object in a list of its arguments."""
 _NEAR_THE_END = 1 << 20
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[")
@@ -155,16 +160,25 @@ class Pieces:
 
 
 def last_boundary(buffer: bytes, opening: bytes) -> tuple[int, int] | None:
-    """Return where the comma before the last event in ``buffer`` stands, and where that event begins."""
+    """Return where the comma before the last whole event in ``buffer`` stands, and where that event begins."""
     end = len(buffer)
     for _ in range(_MOST_TRIES if opening else 0):
         begin = buffer.rfind(opening, 0, end)
         if begin <= 0:
             break
         before = buffer[max(0, begin - _LOOK_BACK) : begin].rstrip()
-        if before.endswith(b",") and before[:-1].rstrip().endswith(b"}"):
+        if before.endswith(b",") and before[:-1].rstrip().endswith(b"}") and _is_event(buffer, begin):
             return buffer.rindex(b",", 0, begin), begin
         end = begin
     begin = max(0, len(buffer) - _NEAR_THE_END)
-    others = list(_ANY_OPENING.finditer(buffer, begin))
-    return (buffer.rindex(b",", 0, others[-1].end()), others[-1].end()) if others else None
+    others = [found.end() for found in _ANY_OPENING.finditer(buffer, begin)][-_MOST_TRIES:]
+    event = next((place for place in reversed(others) if _is_event(buffer, place)), None)
+    return None if event is None else (buffer.rindex(b",", 0, event), event)
+
+
+def _is_event(buffer: bytes, begin: int) -> bool:
+    try:
+        found, _ = json.JSONDecoder().raw_decode(buffer[begin : begin + _LONGEST_EVENT].decode(errors="replace"))
+    except (ValueError, RecursionError):
+        return False
+    return bool(_TELLING & found.keys())

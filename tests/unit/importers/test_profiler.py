@@ -108,7 +108,6 @@ def test_events_are_the_same_in_whatever_pieces_they_come(
     file.write_bytes(form(plain()))
     for size in (700, 1013, 4096):
         monkeypatch.setattr("distdiag.importers._traces.pieces.CHUNK_BYTES", size)
-        monkeypatch.setattr("distdiag.importers._traces.pieces.CHUNK_BYTES", size)
 
         assert measured(file)["compute_ns"] == KERNELS * 3500
 
