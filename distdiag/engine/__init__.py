@@ -130,12 +130,11 @@ class Engine:
 
     def _query(self, files: Sequence[Path], kind: Kinds, only: Collection[str] | None = None) -> str:
         # Telling lines apart as text first and giving only those of the kind their columns is twice as fast as
-        # ``read_json``, which gives all lines columns. Without ``unnest`` the database would parse each line once more
-        # to see whether it is damaged.
+        # ``read_json``, which gives all lines columns.
         return (
             f"SELECT {FILE}, {sql.selected(kind, only)} FROM (SELECT CAST(file_index AS BIGINT) AS {FILE}, "
-            f"unnest([TRY(from_json(json, {sql.declared(kind, only)}))]) AS record "
-            f"FROM {self._lines_with(files, kind)} WHERE {sql.is_of_kind(kind)}) WHERE record IS NOT NULL"
+            f"from_json(json, {sql.declared(kind, only)}) AS record "
+            f"FROM {self._lines_with(files, kind)} WHERE {sql.is_of_kind(kind)})"
         )
 
     def _lines_with(self, files: Sequence[Path], kind: Kinds) -> str:
@@ -145,15 +144,17 @@ class Engine:
         stands apart from the others, and can be let go.
         """
         if not set(BULK).isdisjoint(sql.kinds_of(kind)):
-            return sql.texts_of(files)
+            return sql.lines_of(files)
         known = self._few.get(tuple(files))
         if known is None:
             known = self._few[tuple(files)] = f"few_{next(self._names)}"
-            self._keep(f"{known}_all", f"{sql.texts_of(files)} WHERE NOT ({sql.is_of_kinds(BULK)})")
+            self._keep(
+                f"{known}_all", f"{sql.lines_of(files)} WHERE json IS NOT NULL AND NOT ({sql.is_of_kinds(BULK)})"
+            )
             self._keep(known, f"{known}_all WHERE NOT ({sql.is_of_kinds((events.Step,))})")
         if events.Step not in sql.kinds_of(kind):
             return known
-        return sql.texts_of(files) if tuple(files) in self._let_go else f"{known}_all"
+        return sql.lines_of(files) if tuple(files) in self._let_go else f"{known}_all"
 
     def _keep(self, name: str, lines: str) -> None:
         with readable():

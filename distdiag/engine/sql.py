@@ -36,26 +36,15 @@ _SCALARS: dict[Any, tuple[str, str]] = {
 }
 _JSON = ("VARCHAR", "string")
 """Nested and free values stay JSON text: analysis that needs them works on a few records, not on whole runs."""
-_AS_JSON = (
+_OPTIONS = (
     "format = 'newline_delimited', ignore_errors = true, filename = true, "
     f"maximum_object_size = {MAX_LINE_BYTES}, compression = 'uncompressed'"
 )
-_AS_TEXT = (
-    "columns = {'json': 'VARCHAR'}, auto_detect = false, header = false, delim = '\x01', quote = '', escape = '', "
-    "strict_mode = false, ignore_errors = true, compression = 'none', "
-    f"max_line_size = {MAX_LINE_BYTES}, buffer_size = {MAX_LINE_BYTES}"
-)
-"""A table of one column: no JSON holds the character that would divide it."""
 
 
 def lines_of(files: Sequence[Path]) -> str:
     """Return what the lines of files are selected from: ``file_index`` and ``json``, NULL for a line that is none."""
-    return f"read_ndjson_objects({listed(text(str(file)) for file in files)}, {_AS_JSON})"
-
-
-def texts_of(files: Sequence[Path]) -> str:
-    """Return what the lines of files are selected from at less cost, damaged ones among them, as nobody parsed them."""
-    return f"read_csv({listed(text(str(file)) for file in files)}, {_AS_TEXT})"
+    return f"read_ndjson_objects({listed(text(str(file)) for file in files)}, {_OPTIONS})"
 
 
 def kinds_of(kinds: Kinds) -> tuple[type[events.Event], ...]:
@@ -86,7 +75,7 @@ def is_of_kinds(kinds: Iterable[type[events.Event]]) -> str:
 def is_of_kind(kind: Kinds) -> str:
     """Return the condition that a line is of a kind, whatever the order of its fields."""
     names = ", ".join(text(events.kind_of(each)) for each in kinds_of(kind))
-    unusual = f"NOT starts_with({LINE}, '{{\"kind\":\"') AND TRY(json ->> 'kind') IN ({names})"
+    unusual = f"NOT starts_with({LINE}, '{{\"kind\":\"') AND json ->> 'kind' IN ({names})"
     return f"{is_of_kinds(kinds_of(kind))} OR ({unusual})"
 
 
