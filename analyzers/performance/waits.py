@@ -33,8 +33,8 @@ COLUMNS = (
     "exposed_ns", "waiting_ns",
 )  # fmt: skip
 TURNS = 1 << 30
-"""Calls: as many keep their order where they hold a rank from one moment on; short keys are sorted in two thirds of the
-time."""
+"""Calls: as many keep their order where they hold a rank from one moment on; with keys that short the engine takes about
+three quarters of the time."""
 _BACKWARD = ["rank", "step", "backwards"]
 LONGEST_CHAIN = 4
 """Groups through which lateness is followed to its source: tensor, expert, pipeline and data parallel."""

@@ -126,6 +126,20 @@ def test_ranks_that_are_interrupted_at_work_are_not_missed_by_those_that_end_aft
     assert found.summary.startswith("ranks 0-2 were interrupted by the keyboard or SIGINT")
 
 
+def test_ranks_whose_handlers_of_sigterm_end_them_at_work_are_not_missed_either(tmp_path: Path) -> None:
+    logs = trained(3)
+    logs[1].pulses(SAVE, seconds=0.1).exit()
+    for rank in logs.but(1):
+        call = rank.all_reduce(STEP, pending=True)
+        rank.pulses(STEP, seconds=0.1, waiting=[call]).done(call, seconds=0.01, error=CLOSED).exit()
+    for rank in logs:
+        (tmp_path / f"rank{rank.rank:05}.crash.txt").write_text("Stack (most recent call first):\n")
+
+    found = verdict(logs, tmp_path)
+
+    assert (found.name, found.culprits) == ("healthy", ())
+
+
 def test_who_had_been_waited_for_when_all_were_interrupted_is_where_it_was(tmp_path: Path) -> None:
     logs = trained(3)
     interrupt(logs, 1, 30.0)
