@@ -33,7 +33,7 @@ COLUMNS = (
     "exposed_ns", "waiting_ns",
 )  # fmt: skip
 TURNS = 1 << 30
-"""Calls: as many keep their order where they hold a rank from one moment on; with keys that short the engine takes about
+"""Calls: as many keep their order where they hold a rank from one moment on. With keys that short the engine takes
 three quarters of the time."""
 _BACKWARD = ["rank", "step", "backwards"]
 LONGEST_CHAIN = 4
